@@ -1,0 +1,70 @@
+"""dsedge on the device: load a bundle and generate with it.
+
+    import edge
+
+    with edge.load("smollm2-135m-instruct") as model:
+        for piece in model.stream("What is the capital of France?"):
+            print(piece, end="", flush=True)
+
+Names are imported when first used, so that `import edge` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "load": "edge.pipeline",
+    "Pipeline": "edge.pipeline",
+    "Result": "edge.pipeline",
+    "Stats": "edge.pipeline",
+    "Stream": "edge.pipeline",
+    "TokenEvent": "edge.pipeline",
+    "GenerateOptions": "edge.options",
+    "RuntimeOptions": "edge.options",
+    "Bundle": "edge.bundle",
+    "open_bundle": "edge.bundle",
+    "verify_bundle": "edge.bundle",
+    "export": "edge.exporting",
+    "EdgeError": "edge.errors",
+    "UserError": "edge.errors",
+    "InternalError": "edge.errors",
+}
+
+if TYPE_CHECKING:
+    from edge.bundle import Bundle, open_bundle, verify_bundle
+    from edge.errors import EdgeError, InternalError, UserError
+    from edge.exporting import export
+    from edge.options import GenerateOptions, RuntimeOptions
+    from edge.pipeline import Pipeline, Result, Stats, Stream, TokenEvent, load
+
+__all__ = [
+    "Bundle",
+    "EdgeError",
+    "GenerateOptions",
+    "InternalError",
+    "Pipeline",
+    "Result",
+    "RuntimeOptions",
+    "Stats",
+    "Stream",
+    "TokenEvent",
+    "UserError",
+    "export",
+    "load",
+    "open_bundle",
+    "verify_bundle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'edge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_EXPORTS])

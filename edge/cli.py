@@ -1,0 +1,142 @@
+"""The command line: finds the command, runs it, and turns every way that it can end into one line and an exit code.
+
+    0    done
+    1    our fault: a bug, or numbers that are not finite
+    2    the user can mend it: a wrong option, a missing or damaged file, no space left
+    130  stopped by Ctrl-C
+    141  whoever read the output went away
+
+Each command is a frozen dataclass: its fields are the options, `execute` does the work. Only the module of
+the command that was asked for is imported, since starting up is part of the time to the first token.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, Protocol
+
+import typer
+
+import edge
+from edge.errors import EdgeError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("edge.commands.run", "Run"),
+    "export": ("edge.commands.export", "Export"),
+    "inspect": ("edge.commands.inspect", "Inspect"),
+    "verify": ("edge.commands.verify", "Verify"),
+    "doctor": ("edge.commands.doctor", "Doctor"),
+    "bench": ("edge.commands.bench", "Bench"),
+    "list": ("edge.commands.models", "List"),
+    "pull": ("edge.commands.models", "Pull"),
+    "rm": ("edge.commands.models", "Remove"),
+}
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+class Command(Protocol):
+    """What a command module offers: parsed options that can be executed. The result is the exit code."""
+
+    def execute(self) -> int: ...
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. Nothing escapes but SystemExit of the interpreter itself."""
+    words, debug = _take_debug(sys.argv[1:] if arguments is None else arguments)
+    _tolerate_encodings()
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_stdout()
+        return PIPE_CLOSED
+    except Exception as error:
+        return _report(error, debug=debug)
+
+
+def _run(words: Sequence[str]) -> int:
+    app = _build(words)
+    command = app(list(words), prog_name="dsedge", standalone_mode=False)
+    if isinstance(command, int):
+        return command  # --help and --version end in typer itself
+    found: Command = command
+    return found.execute()
+
+
+def _build(words: Sequence[str]) -> typer.Typer:
+    """The typer application with the command that `words` name, or with all of them (for help and for errors)."""
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    )
+    app.callback()(_global_options)
+    named = next((word for word in words if not word.startswith("-")), "")
+    for name in [named] if named in COMMANDS else COMMANDS:
+        module, attribute = COMMANDS[name]
+        app.command(name)(getattr(importlib.import_module(module), attribute))
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dsedge {edge.__version__}")
+        raise typer.Exit
+
+
+def _global_options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show a traceback on errors; works anywhere.")] = False,
+) -> None:
+    """Export language models to int4 bundles, and run them on this machine."""
+
+
+def _take_debug(words: Sequence[str]) -> tuple[list[str], bool]:
+    """The words without `--debug`, which people add to the end of a command that failed; words after `--` are text."""
+    end = words.index("--") if "--" in words else len(words)
+    kept = [word for word in words[:end] if word != "--debug"]
+    return [*kept, *words[end:]], len(kept) < end
+
+
+def _report(error: Exception, *, debug: bool) -> int:
+    """One line on stderr, after a traceback if it was asked for; the exit code."""
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, EdgeError):
+        return _fail(str(error), error.exit_code)
+    if isinstance(error, typer.TyperException):
+        return _fail(f"{error.format_message()} (see dsedge --help)", error.exit_code)
+    text = f"{type(error).__name__}: {error}"
+    return _fail(f"unexpected {text}; this is a bug: --debug shows where it happened", 1)
+
+
+def _fail(message: str, code: int) -> int:
+    from edge.commands.terminal import visible
+
+    print(f"dsedge: {visible(' '.join(message.split()))}", file=sys.stderr)
+    return code
+
+
+def _tolerate_encodings() -> None:
+    """A character that the output's encoding lacks becomes '?', not an exception in the middle of an answer."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Any = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors="replace")
+
+
+def _discard_stdout() -> None:
+    """Point stdout elsewhere, so that the interpreter's own flush at exit does not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""`dsedge bench`: how fast a bundle is on this machine."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from edge import bench, store
+from edge.commands import terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Measure prefill, decode, loading and memory: medians as a table on stderr, then one JSON line on stdout."""
+
+    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    runtime: Annotated[str, typer.Option(help="Backend; see `dsedge doctor`.")] = "auto"
+    device: Annotated[str, typer.Option(help="Device of the backend.")] = "auto"
+    prompt: Annotated[int, typer.Option(help="Random tokens of prompt.")] = 512
+    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128
+    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the physical cores]")] = None
+    runs: Annotated[int, typer.Option(help="Runs to take the median of, after one that is not counted.")] = 5
+    json: Annotated[bool, typer.Option("--json", help="Only the JSON line.")] = False
+
+    def execute(self) -> int:
+        options = bench.BenchOptions(
+            runtime=self.runtime,
+            device=self.device,
+            prompt=self.prompt,
+            new=self.new,
+            threads=self.threads,
+            runs=self.runs,
+        )
+        report = bench.bench(store.resolve(self.model), options)
+        if not self.json:
+            _print(report)
+        terminal.print_json(report.to_json())
+        return 0
+
+
+def _print(report: bench.Report) -> None:
+    rows = [
+        (f"run {index}", f"{run.prefill_tok_s:.1f}", f"{run.decode_tok_s:.1f}", f"{run.ttft_s * 1000:.1f}")
+        for index, run in enumerate(report.runs, 1)
+    ]
+    rows.append(("median", f"{report.prefill_tok_s:.1f}", f"{report.decode_tok_s:.1f}", f"{report.ttft_ms:.1f}"))
+    peak = "unknown" if report.peak_mb is None else f"{report.peak_mb:.0f} MB"
+    terminal.note(
+        f"{report.model} on {report.runtime} ({report.device}), {report.threads} threads, "
+        f"{report.prompt} + {report.new} tokens; loaded in {report.load_s:.2f} s, peak memory {peak}"
+    )
+    terminal.print_table(("", "prefill tok/s", "decode tok/s", "TTFT ms"), rows, sys.stderr)

@@ -1,0 +1,57 @@
+"""`dsedge doctor`: which backends and devices work here, and why the others do not."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+import edge
+from edge import paths, runtime, store
+from edge.commands import terminal
+from edge.errors import DeviceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doctor:
+    """Say which backends and devices work on this machine, and why the others do not."""
+
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
+
+    def execute(self) -> int:
+        found = {name: runtime.support(name) for name in runtime.RUNTIMES}
+        chosen = _automatic()
+        system = {
+            "dsedge": edge.__version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "physical_cores": runtime.physical_cores(),
+            "store": str(store.folder()),
+            "cache": str(paths.cache_folder()),
+        }
+        if self.json:
+            backends = {
+                name: {"devices": list(support.devices), "reason": support.reason or None, "auto": name == chosen}
+                for name, support in found.items()
+            }
+            terminal.print_json({**system, "runtimes": backends})
+            return 0
+        for key, value in system.items():
+            print(f"{key.replace('_', ' ')}: {terminal.visible(str(value))}")
+        rows = [
+            (name, ", ".join(support.devices) or "none", "chosen by auto" if name == chosen else support.reason)
+            for name, support in found.items()
+        ]
+        terminal.print_table(("runtime", "devices", ""), rows, sys.stdout)
+        return 0
+
+
+def _automatic() -> str | None:
+    """What "auto" would choose; None where nothing works, which is what this command is there to show."""
+    try:
+        return runtime.automatic()
+    except DeviceError:
+        return None

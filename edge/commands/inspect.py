@@ -1,0 +1,147 @@
+"""`dsedge inspect`: what is in a bundle, and what running it takes."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+import edge
+from edge import store
+from edge.bundle import Bundle
+from edge.commands import terminal
+from edge.commands.quality import print_quality
+from edge.kv import plan_layout
+from edge.pipeline import DEFAULT_CONTEXT
+
+_KV_BYTES = {"float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """Show a bundle: sizes, bits a weight, spec, graphs, and the memory that it needs."""
+
+    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of tables.")] = False
+
+    def execute(self) -> int:
+        report = describe(edge.open_bundle(store.resolve(self.model)))
+        if self.json:
+            terminal.print_json(report)
+        else:
+            _print(report)
+        return 0
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """The figures of a bundle. Sizes are bytes; `memory` estimates what running it with `context` tokens keeps."""
+    manifest, spec = bundle.manifest, bundle.spec
+    tensors = _tensors(bundle)
+    weights = sum(row["bytes"] for row in tensors)
+    parameters = sum(row["parameters"] for row in tensors)
+    context = min(spec.context, DEFAULT_CONTEXT)
+    token, cache = _kv_bytes(bundle, context)
+    return {
+        "name": manifest.name,
+        "path": str(bundle.path),
+        "bytes": sum(file.size for file in manifest.files.values()),
+        "parameters": parameters,
+        "bits_per_weight": 8 * weights / parameters,
+        "tensors": tensors,
+        "recipe": manifest.recipe,
+        "spec": spec.to_json(),
+        "graphs": {name: asdict(graph) for name, graph in manifest.graphs.items()},
+        "context": spec.context,
+        "kv_bytes_per_token": token,
+        "memory": {"context": context, "weights": weights, "kv": cache, "total": weights + cache},
+        "quality": manifest.quality,
+        "toolchain": manifest.toolchain,
+        "files": {name: file.size for name, file in manifest.files.items()},
+    }
+
+
+def _tensors(bundle: Bundle) -> list[dict[str, Any]]:
+    """A row for each kind of tensor (`attn.q` of all layers) and scheme."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for weight in bundle.graph.weights:
+        scheme = bundle.weights.schemes[weight.name]
+        stored = scheme.name if scheme else bundle.manifest.schemes.get(weight.name, "float32")
+        row = rows.setdefault((_kind(weight.name), stored), [0, 0, 0])
+        for index, value in enumerate((1, bundle.weights.count(weight.name), bundle.weights.size(weight.name))):
+            row[index] += value
+    return [
+        {
+            "kind": kind,
+            "scheme": scheme,
+            "count": count,
+            "parameters": parameters,
+            "bytes": size,
+            "bits_per_weight": 8 * size / parameters,
+        }
+        for (kind, scheme), (count, parameters, size) in rows.items()
+    ]
+
+
+def _kind(name: str) -> str:
+    """`layers.3.attn.q` → `attn.q`."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else name
+
+
+def _kv_bytes(bundle: Bundle, context: int) -> tuple[int, int]:
+    """Bytes of keys and values for one token, and for all rings of a context."""
+    spec = bundle.spec
+    row = 2 * spec.kv_heads * spec.head_dim * _KV_BYTES[bundle.manifest.kv.get("dtype", "float32")]
+    rings = dict(zip(spec.windows, plan_layout(spec, context).rings, strict=True))
+    return row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
+
+
+def _levels(levels: Mapping[str, int]) -> str:
+    """`210 at 4, 1 at 0`."""
+    counted = Counter(levels.values())
+    return ", ".join(f"{count} at {level}" for level, count in sorted(counted.items(), reverse=True))
+
+
+def _print(report: dict[str, Any]) -> None:
+    spec, memory = report["spec"], report["memory"]
+    windows = sorted({str(layer["window"] or "none") for layer in spec["layers"]})
+    lines = {
+        "name": report["name"],
+        "path": report["path"],
+        "size": terminal.megabytes(report["bytes"]),
+        "weights": f"{report['parameters'] / 1e6:.1f} M at {report['bits_per_weight']:.2f} bits",
+        "recipe": report["recipe"].get("name", "none"),
+        "family": f"{spec['family']}, {len(spec['layers'])} layers of width {spec['hidden_size']}",
+        "attention": f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads, "
+        f"windows: {', '.join(windows)}",
+        "vocabulary": f"{spec['vocab_size']}{', tied head' if spec['tied_head'] else ''}",
+        "context": f"{report['context']} tokens, {report['kv_bytes_per_token']} bytes of KV a token",
+        "memory": f"{terminal.megabytes(memory['total'])} at {memory['context']} tokens "
+        f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
+    }
+    for key, value in lines.items():
+        print(f"{key + ':':12}{terminal.visible(str(value))}")
+    print()
+    rows = [
+        (row["kind"], row["scheme"], row["count"], row["parameters"], row["bytes"], f"{row['bits_per_weight']:.2f}")
+        for row in report["tensors"]
+    ]
+    terminal.print_table(("tensors", "scheme", "count", "parameters", "bytes", "bits/weight"), rows, sys.stdout)
+    print()
+    graphs = [
+        (
+            name,
+            graph["file"],
+            graph["kind"],
+            _levels(graph["levels"]),
+            f"{len(graph['inputs'])}/{len(graph['outputs'])}",
+        )
+        for name, graph in report["graphs"].items()
+    ]
+    terminal.print_table(("graph", "file", "kind", "linears at each accuracy level", "in/out"), graphs, sys.stdout)
+    if report["quality"]:
+        print()
+        print_quality(report["quality"])

@@ -1,0 +1,143 @@
+"""`dsedge run`: one streamed answer, or a chat."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+import edge
+from edge import store
+from edge.catalog import load_catalog
+from edge.commands import answer, terminal
+from edge.errors import OptionError
+from edge.kv import Policy
+from edge.options import GenerateOptions, RuntimeOptions
+
+if TYPE_CHECKING:
+    from edge.pipeline import Pipeline
+
+_SAMPLING = "Sampling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Answer a prompt, or chat.
+
+    With PROMPT, or with text on stdin, one answer goes to stdout. Otherwise a chat starts.
+    """
+
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A name that `dsedge list` shows, or a bundle's folder.")
+    ] = load_catalog().default
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask; '-' reads it from stdin.")] = None
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer. [default: what fits]")] = None
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: off.")] = 0
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0
+    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this likely, relative to the likeliest.")] = (
+        0.0
+    )
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: seen tokens become less likely.")] = 1.0
+    presence_penalty: Annotated[float, typer.Option(help="Taken off the logit of a generated token, once.")] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(help="Taken off the logit for every occurrence.")] = 0.0
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to a token's logit; repeatable.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Makes an answer repeatable. [default: a fresh one]")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None
+    context: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")] = None
+    policy: Annotated[str, typer.Option(metavar="error|sliding", help="What happens when the context is full.")] = (
+        "error"
+    )
+    sinks: Annotated[int, typer.Option(help="First tokens that `sliding` keeps for ever.")] = 0
+    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the physical cores]")] = None
+    runtime: Annotated[str, typer.Option(help="Backend; see `dsedge doctor`.")] = "auto"
+    device: Annotated[str, typer.Option(help="Device of the backend; see `dsedge doctor`.")] = "auto"
+    stats: Annotated[bool, typer.Option("--stats", help="Speed and memory of each answer, on stderr.")] = False
+    json: Annotated[bool, typer.Option("--json", help="The answer and its figures as one line of JSON.")] = False
+
+    def execute(self) -> int:
+        runtime, generate = self._runtime_options(), self._generate_options()
+        if self.raw and self.system is not None:
+            raise OptionError("--raw uses no chat template, so --system has no place to go; leave one of them out")
+        prompt = self._read_prompt()
+        path = _find(self.model)
+        with edge.load(path, runtime) as pipeline:
+            if prompt is not None:
+                return self._answer(pipeline, prompt, generate)
+            if self.raw or self.json:
+                raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
+            from edge.commands.chat import Chat
+
+            return Chat(pipeline, generate, system=self.system, stats=self.stats).loop()
+
+    def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions) -> int:
+        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
+        result = answer.stream(pipeline, request, options, raw=self.raw, show=not self.json)
+        if self.json:
+            terminal.print_json({"model": self.model, "runtime": pipeline.runtime.name, **asdict(result)})
+        answer.report(result, options, stats=self.stats)
+        return answer.INTERRUPTED if result.finish_reason == "cancel" else 0
+
+    def _read_prompt(self) -> str | None:
+        """The prompt, from the command line or from stdin; None for a chat. An empty one is a mistake."""
+        if self.prompt not in (None, "-"):
+            text = self.prompt
+        elif self.prompt is None and sys.stdin.isatty():
+            return None
+        else:
+            text = sys.stdin.read().strip()
+        if not text:
+            raise OptionError("the prompt is empty; give it as an argument or on stdin")
+        return text
+
+    def _runtime_options(self) -> RuntimeOptions:
+        if self.policy not in ("error", "sliding"):
+            raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
+        return RuntimeOptions(
+            runtime=self.runtime,
+            device=self.device,
+            context=self.context,
+            policy=cast(Policy, self.policy),
+            sinks=self.sinks,
+            threads=self.threads,
+        )
+
+    def _generate_options(self) -> GenerateOptions:
+        return GenerateOptions(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=dict(_bias(item) for item in self.logit_bias or ()),
+            seed=self.seed,
+            stop=tuple(self.stop or ()),
+        )
+
+
+def _find(model: str) -> Path:
+    """The bundle's folder; a model that is in the catalogue and not yet in the store is pulled first."""
+    if model in load_catalog().models and model not in store.names():
+        from edge.commands.models import pull
+
+        return pull(model)
+    return store.resolve(model)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    identity, _, value = text.partition("=")
+    try:
+        return int(identity), float(value)
+    except ValueError as error:
+        raise OptionError(f"logit bias {text!r} is not ID=VALUE, such as 42=-1.5") from error

@@ -1,0 +1,99 @@
+"""What commands print with. stdout is for the answer alone; everything else goes to stderr.
+
+Control sequences are written only to a terminal that takes them: never to a file or pipe, nor where TERM is "dumb".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edge.download import Progress
+
+# C0 without tab and newline, DEL, and C1: what can move a terminal's cursor, or make it answer.
+_CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
+_UNWRAPPED = 10_000
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether control sequences may be written to this stream."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def visible(text: str) -> str:
+    """The text with control characters spelled out (`\\x1b`), for a terminal to show instead of obeying."""
+    return text.translate(_CONTROL)
+
+
+def note(message: str) -> None:
+    """A line for the person, on stderr."""
+    print(visible(message), file=sys.stderr, flush=True)
+
+
+def print_json(data: object) -> None:
+    """One line of JSON on stdout."""
+    print(json.dumps(data, ensure_ascii=False))
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: IO[str]) -> None:
+    """Columns, numbers to the right. In a pipe lines are never wrapped, so that each row stays one line."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for index, title in enumerate(head):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(visible(str(cell)) for cell in row))
+    console(stream).print(table)
+
+
+def console(stream: IO[str]) -> Console:
+    """A console that agrees with `is_terminal`, whatever FORCE_COLOR says."""
+    from rich.console import Console
+
+    terminal = is_terminal(stream)
+    options: dict[str, Any] = {} if terminal else {"width": _UNWRAPPED}
+    return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, soft_wrap=False, **options)
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """A callback `(stage, done)`: a bar for each stage on a terminal, a plain line for each stage elsewhere."""
+    if not is_terminal(sys.stderr):
+        seen: set[str] = set()
+
+        def line(stage: str, done: float) -> None:
+            if stage not in seen:
+                seen.add(stage)
+                note(stage)
+
+        yield line
+        return
+    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Bars(*columns, console=console(sys.stderr), transient=True) as bars:
+
+        def bar(stage: str, done: float) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bars.update(task, completed=1.0)
+                tasks[stage] = bars.add_task(visible(stage), total=1.0)
+            bars.update(tasks[stage], completed=done)
+
+        yield bar
+
+
+def megabytes(count: int) -> str:
+    """Bytes as decimal megabytes."""
+    return f"{count / 1e6:.1f} MB"

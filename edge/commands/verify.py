@@ -1,0 +1,36 @@
+"""`dsedge verify`: is a bundle what its manifest says, and does it compute what it should?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+import edge
+from edge import store
+from edge.commands import terminal
+from edge.commands.quality import print_comparisons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    """Recompute every hash of a bundle, and compare its logits with the reference on a short text."""
+
+    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
+
+    def execute(self) -> int:
+        bundle = edge.verify_bundle(store.resolve(self.model))
+        # Not at the top: the reference belongs to the workstation side, which the other commands do without.
+        from exporters import parity
+
+        with terminal.progress() as progress:
+            report = parity.check(bundle, progress=lambda share: progress("compare with the reference", share))
+        files = len(bundle.manifest.files)
+        if self.json:
+            terminal.print_json({"path": str(bundle.path), "files": files, "parity": report})
+            return 0
+        print(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
+        print_comparisons(report)
+        return 0

@@ -1,0 +1,80 @@
+"""Every error that dsedge raises on purpose.
+
+EdgeError                     a message for a person: what was found, what is allowed, what to do
+├── UserError                 exit code 2, HTTP 400: the caller can mend it
+│   ├── OptionError           an option or argument is out of range or contradicts another
+│   ├── NotFoundError         a named model, bundle or file is not there
+│   ├── PromptTooLongError    a prompt that the context cannot take (carries both numbers)
+│   ├── UnsupportedError      a known thing that dsedge or this backend does not do
+│   ├── DeviceError           a requested backend or device is not usable here
+│   ├── CheckpointError       a source model is missing a part, damaged or contradictory
+│   ├── BundleError           a bundle is incomplete, damaged, hostile or of another format
+│   └── StorageError          the file system refused: no space, no permission
+└── InternalError             exit code 1, HTTP 500: ours to mend
+    ├── NumericsError         logits are NaN or infinite
+    └── ClosedError           a closed runtime or pipeline was used
+"""
+
+from __future__ import annotations
+
+
+class EdgeError(Exception):
+    """Root of the tree. `str(error)` is one line fit for a terminal; `exit_code` is what the CLI returns."""
+
+    exit_code = 1
+
+
+class UserError(EdgeError):
+    exit_code = 2
+
+
+class OptionError(UserError):
+    pass
+
+
+class NotFoundError(UserError):
+    pass
+
+
+class PromptTooLongError(UserError):
+    """A prompt of `tokens` tokens where at most `limit` fit."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the prompt has {tokens} tokens and the context holds {limit}; "
+            "shorten it, raise the context size, or choose the sliding policy"
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class UnsupportedError(UserError):
+    pass
+
+
+class DeviceError(UserError):
+    pass
+
+
+class CheckpointError(UserError):
+    pass
+
+
+class BundleError(UserError):
+    pass
+
+
+class StorageError(UserError):
+    pass
+
+
+class InternalError(EdgeError):
+    pass
+
+
+class NumericsError(InternalError):
+    pass
+
+
+class ClosedError(InternalError):
+    pass

@@ -1,0 +1,238 @@
+"""Bookkeeping of the KV ring: which position each slot holds, and who sees whom. numpy only, no tensors.
+
+Layers with the same attention window share a ring. A ring of `slots` slots puts position p into slot p until it is
+full and then goes round, leaving its first `sinks` slots alone. Visibility follows from positions only: a query at p
+sees itself and the `window - 1` positions before it, and the sinks. New rows are attended before they are stored, so
+a chunk never destroys a key that its own first queries need, and rows that are not committed change nothing.
+
+Sinks, once tokens are dropped, stand directly before the oldest kept one: with `shift` the distance that they have
+moved, sink i counts as position i + shift. `RingPlan.shift` says so and the session has the backend turn their keys;
+since the shift moves with every query, `Cache.room` then admits one token at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.decoder import DecoderSpec
+from edge.errors import OptionError, PromptTooLongError
+
+Policy = Literal["error", "sliding"]
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """Size of one ring: its `slots`, the `window` of its queries (itself included) and the `sinks` kept for ever.
+
+    `bounded`: the window is the model's own, so leaving it drops nothing that the model would have seen.
+    """
+
+    slots: int
+    window: int
+    sinks: int
+    bounded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The rings of a sequence (in the order of `DecoderSpec.windows`), and how many sequences a backend holds.
+
+    `context` is what the planner promises, `chunk` the most new tokens in one forward.
+    """
+
+    rings: tuple[RingLayout, ...]
+    context: int
+    chunk: int
+    sequences: int = 1
+
+
+def plan_layout(spec: DecoderSpec, context: int, *, chunk: int = 256, sinks: int = 0, sequences: int = 1) -> KvLayout:
+    """Rings for a context: a layer of window W needs W slots and a chunk's worth of slack, others the whole context.
+
+    Raises OptionError when the sinks leave no room for a window.
+    """
+    if not 1 <= context <= 2**31 or chunk < 1 or sequences < 1:
+        raise OptionError(f"context {context}, chunk {chunk} and sequences {sequences} must be positive")
+    if not 0 <= sinks < context:
+        raise OptionError(f"{sinks} sinks do not fit a context of {context}")
+    chunk = min(chunk, context - sinks)
+    rings = []
+    for window in spec.windows:
+        if window is None or window >= context:
+            rings.append(RingLayout(context, context - sinks, sinks, bounded=False))
+        else:
+            rings.append(RingLayout(min(context, window + chunk), window, 0, bounded=True))
+    return KvLayout(tuple(rings), context, chunk, sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class RingPlan:
+    """Where a chunk of n new rows goes in one ring, and what its queries see.
+
+    indices    int32 [n]       the slot that each new row is stored to
+    positions  int64 [n]       the position of each new row
+    held       int64 [filled]  the position in each slot before the chunk, -1 for none: the ring's own record, read-only
+    causal     every held row is seen by every query, so that no mask but the causal one is needed
+    shift      how far the sinks stand from where they were written
+    """
+
+    indices: npt.NDArray[np.int32]
+    positions: Positions
+    held: Positions
+    layout: RingLayout
+    causal: bool
+    shift: int
+
+    def mask(self) -> npt.NDArray[np.bool_]:
+        """Who sees whom, [n, filled + n]: first the held slots, then the new rows."""
+        query = self.positions[:, None]
+        old = (self.held >= 0) & (query - self.held < self.layout.window)
+        if self.layout.sinks:
+            old |= (self.held >= 0) & (self.held < self.layout.sinks)
+        distance = query - self.positions
+        return np.concatenate([old, (distance >= 0) & (distance < self.layout.window)], axis=1)
+
+
+class Ring:
+    """The bookkeeping of one ring of one sequence."""
+
+    def __init__(self, layout: RingLayout) -> None:
+        self.layout = layout
+        self._held: Positions = np.full(layout.slots, -1, np.int64)
+        self._written = 0  # positions below this have been stored at some time
+
+    def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
+        """The slot of each position."""
+        sinks = self.layout.sinks
+        turning = sinks + (positions - sinks) % (self.layout.slots - sinks)
+        return np.where(positions < sinks, positions, turning).astype(np.int32)
+
+    def shift(self, position: int) -> int:
+        """How far the sinks have moved for a query at `position`."""
+        if not self.layout.sinks:
+            return 0
+        return max(0, position - self.layout.window + 1 - self.layout.sinks)
+
+    def plan(self, length: int, count: int) -> RingPlan:
+        positions = np.arange(length, length + count, dtype=np.int64)
+        filled = length if self._written <= self.layout.slots else self.layout.slots
+        last = length + count - 1
+        held = self._held[:filled]
+        held.flags.writeable = False
+        causal = filled == length and last - self.layout.window < 0
+        return RingPlan(self.slots_of(positions), positions, held, self.layout, causal, self.shift(last))
+
+    def commit(self, plan: RingPlan, count: int) -> None:
+        self._held[plan.indices[:count]] = plan.positions[:count]
+        self._written = max(self._written, int(plan.positions[0]) + count)
+
+    def exact_at(self, length: int) -> bool:
+        """Whether everything that a query at `length` would see is still held."""
+        oldest = max(0, length - self.layout.window + 1)
+        needed = np.arange(oldest, length, dtype=np.int64)
+        sinks = np.arange(min(self.layout.sinks, length), dtype=np.int64)
+        needed = np.concatenate([sinks, needed])
+        return bool(np.array_equal(self._held[self.slots_of(needed)], needed))
+
+    def rollback(self, length: int) -> None:
+        self._held[self._held >= length] = -1
+        if self._written <= self.layout.slots:
+            self._written = length
+
+    def reset(self) -> None:
+        self._held[:] = -1
+        self._written = 0
+
+
+class Cache:
+    """The rings of one sequence under one overflow policy. `length` is the number of committed tokens."""
+
+    def __init__(self, layout: KvLayout, policy: Policy = "error") -> None:
+        if policy not in ("error", "sliding"):
+            raise OptionError(f"unknown context policy {policy!r}; known are error and sliding")
+        if policy == "error" and any(ring.sinks for ring in layout.rings):
+            raise OptionError("sinks are kept only by the sliding policy; choose it or leave out the sinks")
+        self.layout = layout
+        self.policy = policy
+        self.rings = tuple(Ring(ring) for ring in layout.rings)
+        self.length = 0
+
+    @property
+    def dropped(self) -> int:
+        """Tokens that no later query can see although the model could have: 0 under `error`."""
+        unbounded = [self.length - ring.slots for ring in self.layout.rings if not ring.bounded]
+        return max(0, *unbounded) if unbounded else 0
+
+    @property
+    def used(self) -> int:
+        """Slots that hold a token, over all rings."""
+        return sum(int(np.count_nonzero(ring._held >= 0)) for ring in self.rings)
+
+    def room(self, count: int) -> int:
+        """How many of the next `count` tokens can be planned at once; 0 when the policy is `error` and it is full."""
+        count = min(count, self.layout.chunk)
+        if self.policy == "error":
+            return max(0, min(count, self.layout.context - self.length))
+        for ring in self.rings:
+            count = min(count, ring.layout.slots - ring.layout.sinks)
+            if ring.layout.sinks:
+                still = ring.layout.window + ring.layout.sinks - self.length  # tokens before the sinks first move
+                count = min(count, max(1, still))
+        return count
+
+    def check(self, count: int) -> None:
+        """Raise PromptTooLongError, with both numbers, unless `count` more tokens fit the context."""
+        if self.length + count > self.layout.context:
+            raise PromptTooLongError(self.length + count, self.layout.context)
+
+    def plan(self, count: int) -> tuple[RingPlan, ...]:
+        """Slots for the next `count` tokens, a plan per ring. Nothing changes until `commit`.
+
+        Raises PromptTooLongError under the `error` policy, OptionError when `count` exceeds `room`.
+        """
+        if self.policy == "error":
+            self.check(count)
+        if not 1 <= count <= self.room(count):
+            raise OptionError(f"{count} tokens in one step; at most {self.room(count)} can be planned here")
+        return tuple(ring.plan(self.length, count) for ring in self.rings)
+
+    def commit(self, plans: Sequence[RingPlan], count: int | None = None) -> int:
+        """Keep the first `count` rows of a plan (all by default). Returns how many tokens were dropped for them."""
+        count = len(plans[0].positions) if count is None else count
+        before = self.dropped
+        for ring, plan in zip(self.rings, plans, strict=True):
+            ring.commit(plan, count)
+        self.length += count
+        return self.dropped - before
+
+    def rollback(self, length: int) -> bool:
+        """Forget everything from position `length` on. False, and no change, if a cold prefill is needed instead."""
+        if length > self.length:
+            raise OptionError(f"cannot roll back to {length}: the sequence has {self.length} tokens")
+        if not all(ring.exact_at(length) for ring in self.rings):
+            return False
+        for ring in self.rings:
+            ring.rollback(length)
+        self.length = length
+        return True
+
+    def fork(self) -> Cache:
+        """An independent copy of the bookkeeping; the caller has the backend copy the slots."""
+        return copy.deepcopy(self)
+
+    def reset(self) -> None:
+        for ring in self.rings:
+            ring.reset()
+        self.length = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """For a person or a log: the length, the policy and the positions that each ring still holds."""
+        held = [[int(p) for p in ring._held if p >= 0] for ring in self.rings]
+        return {"length": self.length, "policy": self.policy, "held": held, "dropped": self.dropped}

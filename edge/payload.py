@@ -1,0 +1,133 @@
+"""The quantized payload: what a scheme's name means, and the bit layout of its tensors.
+
+A weight W of shape [rows, columns] is stored under its canonical name with a suffix for each part. `groups` is
+ceil(columns / group): a group that does not divide the width is padded on the right, and the padding stands for zero.
+
+    W.codes    uint8   [rows, groups * group * bits / 8]
+                       4 bits: element 2i in the low nibble of byte i, 2i + 1 in the high one; 8 bits: a byte each
+    W.scales   float16 [rows, groups]
+    W.zeros    uint8   [rows, ceil(groups / 2)]     `zp` only: a 4-bit zero point a group, even groups in the low nibble
+    W.offsets  float16 [rows, groups]               `affine` only
+
+Codes are unsigned. With q the code of an element and s, z, b those of its group, the weight is
+
+    sym     s * (q - 8)  at 4 bits,  s * (q - 128)  at 8
+    zp      s * (q - z)
+    affine  s * q + b
+
+The layout is that of ONNX Runtime's MatMulNBits operator (zero points row-padded as there), so the ONNX graph can
+refer to these very bytes. Weights that are not quantized (norms, biases, or by recipe) are stored as W itself,
+float16 or float32. This module knows nothing of how codes are chosen: that is `exporters/quant`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import OptionError
+
+Array = npt.NDArray[Any]
+Kind = Literal["sym", "zp", "affine"]
+
+SCHEMES = ("int4-g{32,64,128}-{sym,zp,affine}", "int8-g32-sym", "float16", "float32")
+_NAME = re.compile(r"int4-g(32|64|128)-(sym|zp|affine)|int8-g32-sym")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A way to store a weight: `bits` per code, columns per `group`, and how a code becomes a number."""
+
+    bits: int
+    group: int
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}-g{self.group}-{self.kind}"
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for zero in `sym`: the middle of the range."""
+        return 1 << (self.bits - 1)
+
+    def groups(self, columns: int) -> int:
+        return -(-columns // self.group)
+
+    def parts(self, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, int]]]:
+        """The tensors of a [rows, columns] weight: suffix → (safetensors dtype, shape)."""
+        groups = self.groups(columns)
+        parts = {
+            "codes": ("U8", (rows, groups * self.group * self.bits // 8)),
+            "scales": ("F16", (rows, groups)),
+        }
+        if self.kind == "zp":
+            parts["zeros"] = ("U8", (rows, -(-groups // 2)))
+        if self.kind == "affine":
+            parts["offsets"] = ("F16", (rows, groups))
+        return parts
+
+    def size(self, rows: int, columns: int) -> int:
+        """Bytes of a [rows, columns] weight."""
+        width = {"U8": 1, "F16": 2}
+        return sum(width[dtype] * shape[0] * shape[1] for dtype, shape in self.parts(rows, columns).values())
+
+
+def parse_scheme(name: str) -> Scheme | None:
+    """The scheme of that name; None for float16 and float32, which are stored as they are.
+
+    Raises OptionError for a name that is not one of `SCHEMES`.
+    """
+    if name in ("float16", "float32"):
+        return None
+    if not _NAME.fullmatch(name):
+        raise OptionError(f"unknown scheme {name!r}; known are {', '.join(SCHEMES)}")
+    bits, group, kind = name.removeprefix("int").replace("g", "").split("-")
+    return Scheme(int(bits), int(group), cast(Kind, kind))
+
+
+def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """4-bit codes [..., n] to bytes [..., ceil(n / 2)], the even element low; an odd tail is padded with 0."""
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros((*codes.shape[:-1], 1), np.uint8)], axis=-1)
+    return np.asarray(codes[..., 0::2] | (codes[..., 1::2] << 4))
+
+
+def unpack_nibbles(packed: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.uint8]:
+    """The inverse of `pack_nibbles`: the first `count` codes of each row, [..., count]."""
+    codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), np.uint8)
+    codes[..., 0::2] = packed & 15
+    codes[..., 1::2] = packed >> 4
+    return codes[..., :count]
+
+
+def unpack(scheme: Scheme, parts: Mapping[str, Array]) -> tuple[Array, Array, Array]:
+    """(codes, scales, shifts) of some rows, such that weight = scale * code + shift.
+
+    codes uint8 [rows, groups, group]; scales and shifts float32 [rows, groups, 1].
+    """
+    rows, groups = parts["scales"].shape
+    packed = parts["codes"]
+    codes = packed if scheme.bits == 8 else unpack_nibbles(packed, groups * scheme.group)
+    scales = parts["scales"].astype(np.float32)
+    if scheme.kind == "affine":
+        shifts = parts["offsets"].astype(np.float32)
+    elif scheme.kind == "zp":
+        shifts = -scales * unpack_nibbles(parts["zeros"], groups)
+    else:
+        shifts = -scales * np.float32(scheme.zero)
+    return codes.reshape(rows, groups, scheme.group), scales[..., None], shifts[..., None]
+
+
+def dequantize(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> npt.NDArray[np.float32]:
+    """Rows of a weight as float32 [rows, columns], the group padding dropped."""
+    codes, scales, shifts = unpack(scheme, parts)
+    weight = codes.astype(np.float32)
+    weight *= scales
+    weight += shifts
+    return weight.reshape(len(weight), -1)[:, :columns]

@@ -1,0 +1,231 @@
+"""From logits to a token: penalties, truncation, and a draw that another language can repeat from the seed.
+
+The rule, in this order. Logits and every value stored back into them are float32; arithmetic on them is float64.
+
+1. repetition   for each distinct token of the prompt and the answer: l := l / r if l > 0 else l * r
+2. presence, frequency   for each distinct token of the answer, seen c times: l := l - presence - frequency * c
+3. logit_bias   for each entry: l := l + bias
+4. temperature 0 takes the highest logit, the lowest id on a tie, and draws nothing. Otherwise:
+5. candidates are ordered by descending l, ties by ascending id; their weights are w = exp((l - l_max) / temperature)
+6. top_k        the first k candidates stay
+7. top_p        the shortest prefix stays whose weights sum to at least top_p times the sum of all that step 6 left
+8. min_p        candidates with w >= min_p stay (l_max has w = 1)
+9. draw         with W the sum of the weights that are left, the token is the first whose running sum of weights is
+                over u * W; the last one left, should rounding leave none
+
+Draw number d of an answer (0 for its first drawn token) uses u = ((x0 << 32 | x1) >> 11) * 2**-53, where x0, x1 are the
+first two words of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) for the
+counter (d mod 2**32, d >> 32, 0, 0) and the key (seed mod 2**32, seed >> 32). Sums are float64; another order of
+adding can move a draw only where u * W lies within rounding of a running sum.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import NumericsError, OptionError
+from edge.options import GenerateOptions
+
+Logits = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+Words = tuple[int, int, int, int]
+
+_MASK = 0xFFFFFFFF
+# Candidates are sorted in bands of descending logits, and only as many bands as the draw needs: these are the bands'
+# lower edges in units of (l_max - l) / temperature.
+_EDGES = (0.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0, 24.0, math.inf)
+
+
+def philox(counter: Words, key: tuple[int, int]) -> Words:
+    """Philox4x32-10: four random 32-bit words for a 128-bit counter and a 64-bit key, lowest words first."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        even, odd = 0xD2511F53 * x0, 0xCD9E8D57 * x2
+        x0, x1, x2, x3 = (odd >> 32) ^ x1 ^ k0, odd & _MASK, (even >> 32) ^ x3 ^ k1, even & _MASK
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return x0, x1, x2, x3
+
+
+def uniform(seed: int, draw: int) -> float:
+    """The number in [0, 1) of draw `draw` under a 64-bit seed: a multiple of 2**-53."""
+    x0, x1, _, _ = philox((draw & _MASK, draw >> 32, 0, 0), (seed & _MASK, seed >> 32))
+    return ((x0 << 32 | x1) >> 11) * 2.0**-53
+
+
+class Sampler:
+    """Picks the tokens of one answer. `seed` is the one in use, `draws` how many random numbers it has given."""
+
+    def __init__(self, options: GenerateOptions, vocab: int) -> None:
+        """`vocab` is the length of the logits. Raises OptionError for a logit bias that does not fit it."""
+        # 53 bits: a fresh seed survives a JSON reader that keeps numbers as doubles.
+        self.seed = secrets.randbits(53) if options.seed is None else options.seed
+        self.draws = 0
+        self._options = options
+        self._vocab = vocab
+        for token, bias in options.logit_bias.items():
+            if not 0 <= token < vocab or not math.isfinite(bias):
+                raise OptionError(f"logit bias {bias} for token {token}: ids are 0 to {vocab - 1}, biases finite")
+        self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
+        self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
+        self._repeats = options.repetition_penalty != 1.0
+        self._counts_matter = options.presence_penalty != 0.0 or options.frequency_penalty != 0.0
+        self._seen = _Distinct(vocab) if self._repeats else None
+        self._answer = _Distinct(vocab) if self._counts_matter else None
+        adjusts = self._repeats or self._counts_matter or bool(options.logit_bias)
+        self._logits = np.empty(vocab, np.float32) if adjusts else None
+        self._work = np.empty(vocab if options.temperature > 0 else 0, np.float64)
+
+    def prompt(self, tokens: Iterable[int]) -> None:
+        """Tell the tokens of the prompt: the repetition penalty counts them."""
+        if self._seen is not None:
+            for token in tokens:
+                self._seen.add(token)
+
+    def accept(self, token: int) -> None:
+        """Tell a token that the answer now holds."""
+        if self._seen is not None:
+            self._seen.add(token)
+        if self._answer is not None:
+            self._answer.add(token)
+
+    def sample(self, logits: Logits) -> int:
+        """The next token for float32 logits [vocab], which stay as they are; the caller then accepts it.
+
+        Raises NumericsError for logits that are NaN or have no finite maximum.
+        """
+        logits = self._adjust(logits)
+        best = int(np.argmax(logits))  # the first of equals, and the first NaN if there is one
+        top = float(logits[best])
+        if not math.isfinite(top):
+            raise NumericsError(f"the logit of token {best} is {top}; the bundle or the runtime is at fault")
+        if self._options.temperature == 0:
+            return best
+        u = uniform(self.seed, self.draws)
+        self.draws += 1
+        with np.errstate(over="ignore"):  # a tiny temperature sends weights to exp(-inf) = 0
+            return self._draw(logits, top, u)
+
+    def _adjust(self, logits: Logits) -> Logits:
+        """Steps 1 to 3, on a copy; the logits themselves where no option asks for any."""
+        if self._logits is None:
+            return logits
+        np.copyto(self._logits, logits)
+        if self._seen is not None:
+            ids, _ = self._seen.view()
+            held = self._logits[ids].astype(np.float64)
+            penalty = self._options.repetition_penalty
+            self._logits[ids] = np.where(held > 0, held / penalty, held * penalty)
+        if self._answer is not None:
+            ids, counts = self._answer.view()
+            held = self._logits[ids].astype(np.float64)
+            self._logits[ids] = held - self._options.presence_penalty - self._options.frequency_penalty * counts
+        if len(self._bias):
+            self._logits[self._bias_ids] = self._logits[self._bias_ids].astype(np.float64) + self._bias
+        return self._logits
+
+    def _draw(self, logits: Logits, top: float, u: float) -> int:
+        """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
+        top_k, top_p, min_p = self._options.top_k, self._options.top_p, self._options.min_p
+        total = math.inf
+        if not top_k and (top_p < 1 or not min_p):
+            total = self._mass(logits, top)
+        # How much weight, how many and how light candidates must be for the rest not to matter.
+        goal = total if top_k else top_p * total if top_p < 1 else total if min_p else u * total
+        floor = 0.0 if top_k else min_p
+        ids, weights = self._candidates(logits, top, goal, floor)
+        if top_k:
+            ids, weights = ids[:top_k], weights[:top_k]
+        sums = np.cumsum(weights)
+        count = len(ids)
+        if top_k:
+            total = float(sums[-1])
+        if top_p < 1:
+            count = min(count, int(np.searchsorted(sums, top_p * total)) + 1)
+        if min_p > 0:
+            count = min(count, int(np.searchsorted(-weights, -min_p, side="right")))
+        if top_p < 1 or min_p > 0:
+            total = float(sums[count - 1])
+        return int(ids[min(int(np.searchsorted(sums[:count], u * total, side="right")), count - 1)])
+
+    def _candidates(self, logits: Logits, top: float, goal: float, floor: float) -> tuple[Array, Array]:
+        """(ids, weights) in the order of step 5, from the heaviest on.
+
+        Stops once the weights sum to more than `goal`, one of them is under `floor`, or top_k of them are there.
+        """
+        found_ids, found_weights = [], []
+        count, weight = 0, 0.0
+        wanted = self._options.top_k or self._vocab
+        for ids in _bands(logits, top, self._options.temperature):
+            weights = np.exp((logits[ids].astype(np.float64) - top) / self._options.temperature)
+            found_ids.append(ids)
+            found_weights.append(weights)
+            count += len(ids)
+            weight += float(weights.sum())
+            if count >= wanted or weight > goal or (len(ids) and weights[-1] < floor):
+                break
+        return np.concatenate(found_ids), np.concatenate(found_weights)
+
+    def _mass(self, logits: Logits, top: float) -> float:
+        """The sum of all weights."""
+        np.subtract(logits, top, out=self._work, dtype=np.float64)
+        np.divide(self._work, self._options.temperature, out=self._work)
+        np.exp(self._work, out=self._work)
+        return float(self._work.sum())
+
+
+class _Distinct:
+    """The distinct tokens of a growing text and how often each came; adding one costs the same at any length."""
+
+    def __init__(self, vocab: int) -> None:
+        self._place = np.full(vocab, -1, np.int32)
+        self._ids = np.empty(256, np.int64)
+        self._counts = np.empty(256, np.float64)
+        self._size = 0
+
+    def add(self, token: int) -> None:
+        place = self._place[token]
+        if place >= 0:
+            self._counts[place] += 1
+            return
+        if self._size == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.empty_like(self._counts)])
+        self._place[token] = self._size
+        self._ids[self._size] = token
+        self._counts[self._size] = 1
+        self._size += 1
+
+    def view(self) -> tuple[Array, Array]:
+        """(ids int64 [n], counts float64 [n])."""
+        return self._ids[: self._size], self._counts[: self._size]
+
+
+def _bands(logits: Logits, top: float, temperature: float) -> Iterator[Array]:
+    """Ids int64 of all finite logits in the order of step 5, in bands of falling logits."""
+    for near, far in pairwise(_EDGES):
+        # Both edges are rounded to float32 the same way, so that neighbouring bands neither overlap nor leave a gap.
+        upper, lower = np.float32(top - near * temperature), np.float32(top - far * temperature)
+        inside = logits > -np.inf if far == math.inf else logits >= lower
+        if near:
+            inside &= logits < upper
+        yield _ordered(logits, np.flatnonzero(inside))
+
+
+def _ordered(logits: Logits, ids: Array) -> Array:
+    """`ids` (ascending) by descending logit, ties by ascending id.
+
+    One sort of 64-bit keys: the logit's bits, mapped so that a higher logit is a smaller number, above the id.
+    """
+    bits = (logits[ids] + np.float32(0)).view(np.uint32)  # + 0: a negative zero equals a positive one
+    falling = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF))
+    keys = falling.astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
+    keys.sort()
+    return (keys & np.uint64(_MASK)).astype(np.int64)

@@ -1,0 +1,81 @@
+"""A sequence on a runtime: the tokens it has seen, the cache that keeps them, and the one way to feed it more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.kv import Cache, Policy
+from edge.runtime import Runtime, Segment, Want
+
+
+class Session:
+    """One sequence. `tokens` are those committed, in order, dropped ones included; `dropped` counts the latter."""
+
+    def __init__(self, runtime: Runtime, policy: Policy, sequence: int = 0) -> None:
+        self.runtime = runtime
+        self.sequence = sequence
+        self.cache = Cache(runtime.layout, policy)
+        self.tokens: list[int] = []
+        self._shifts = [0] * len(self.cache.rings)
+
+    @property
+    def dropped(self) -> int:
+        return self.cache.dropped
+
+    def align(self, prompt: Sequence[int]) -> int:
+        """Keep what the sequence shares with a prompt and forget the rest; returns how many tokens need no prefill.
+
+        At least the prompt's last token is left to run, for its logits. Where the history that a query would need was
+        overwritten, everything is forgotten: the answer is that of a cold run always.
+        """
+        shared = 0
+        for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        if not self.cache.rollback(shared):
+            self.reset()
+            return 0
+        del self.tokens[shared:]
+        return shared
+
+    def reset(self) -> None:
+        self.cache.reset()
+        self.tokens.clear()
+        self._shifts = [0] * len(self.cache.rings)
+
+    def feed(
+        self, tokens: Sequence[int], *, cancelled: Callable[[], bool] = lambda: False
+    ) -> npt.NDArray[np.float32] | None:
+        """Run tokens through the model in chunks; the last one's logits, [vocab], or None if cancelled in between.
+
+        Raises PromptTooLongError before any work when the `error` policy cannot take them all.
+        """
+        if self.cache.policy == "error":
+            self.cache.check(len(tokens))
+        logits = None
+        done = 0
+        while done < len(tokens):
+            if cancelled():
+                return None
+            count = self.cache.room(len(tokens) - done)
+            logits = self.step(tokens[done : done + count])
+            done += count
+        return logits
+
+    def step(self, chunk: Sequence[int], want: Want = "last") -> npt.NDArray[np.float32]:
+        """Run and keep tokens that fit one forward (see `Cache.room`); what `Runtime.forward` returns for `want`."""
+        plans = self.cache.plan(len(chunk))
+        for ring, plan in enumerate(plans):
+            if plan.shift != self._shifts[ring]:
+                self.runtime.rotate_sinks(self.sequence, ring, plan.shift)
+                self._shifts[ring] = plan.shift
+        segment = Segment(self.sequence, np.asarray(chunk, np.int32), plans)
+        result = self.runtime.forward([segment], want)[0]
+        self.runtime.store(segment, len(chunk))
+        self.cache.commit(plans)
+        self.tokens.extend(chunk)
+        return result

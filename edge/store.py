@@ -1,0 +1,111 @@
+"""The local store: bundles by name, as `NAME.dsedge` in the user's data folder.
+
+It knows names and folders, not what is in a bundle. A bundle gets here by being exported or renamed into place, so
+whatever the store lists is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from edge.catalog import load_catalog
+from edge.errors import NotFoundError, OptionError, StorageError
+from edge.paths import data_folder
+
+SUFFIX = ".dsedge"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_name(name: str) -> str:
+    """The name itself. Raises OptionError unless it is fit to be a folder's name on every system."""
+    if not _NAME.fullmatch(name) or name.endswith((".", SUFFIX)):
+        raise OptionError(
+            f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', starting with a letter or digit, "
+            f"at most 100 of them, without {SUFFIX} at the end"
+        )
+    return name
+
+
+def folder() -> Path:
+    """Where the bundles lie; it need not exist yet."""
+    return data_folder() / "models"
+
+
+def bundle_path(name: str) -> Path:
+    """Where the bundle of that name is, or would be. Raises OptionError for what cannot be a name."""
+    return folder() / (check_name(name) + SUFFIX)
+
+
+def place(name: str) -> Path:
+    """Where to write the bundle of that name; makes the store's folder. Raises StorageError if it cannot."""
+    path = bundle_path(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{path.parent}: cannot be made: {error.strerror}; set DSEDGE_HOME to another folder"
+        ) from error
+    return path
+
+
+def names() -> list[str]:
+    """The names in the store, sorted."""
+    found = folder()
+    if not found.is_dir():
+        return []
+    stems = (path.name.removesuffix(SUFFIX) for path in found.iterdir() if path.name.endswith(SUFFIX))
+    return sorted(name for name in stems if _NAME.fullmatch(name))
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The folder of a bundle, given by path or by its name in the store.
+
+    A path is a Path, or a text with a separator in it or `.dsedge` at its end, or the name of a folder here that the
+    store does not know. Raises NotFoundError saying what is there, or how to get it.
+    """
+    text = str(name_or_path)
+    separators = {"/", os.sep}
+    if isinstance(name_or_path, Path) or text.endswith(SUFFIX) or any(sep in text for sep in separators):
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            raise NotFoundError(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one")
+        return path
+    if _NAME.fullmatch(text) and bundle_path(text).is_dir():
+        return bundle_path(text)
+    if text and Path(text).is_dir():
+        return Path(text)
+    raise NotFoundError(_missing(text))
+
+
+def remove(name: str) -> None:
+    """Remove a bundle from the store. It disappears in one step, however long deleting takes.
+
+    Raises NotFoundError for a name that is not there and StorageError if the system refuses.
+    """
+    path = bundle_path(name)
+    if not path.is_dir():
+        raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}")
+    try:
+        hidden = tempfile.mkdtemp(prefix=".removed-", dir=path.parent)
+        os.replace(path, Path(hidden) / path.name)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be removed: {error.strerror}") from error
+
+
+def _missing(name: str) -> str:
+    catalog = load_catalog()
+    if name in catalog.models:
+        return f"model {name!r} is not in the store; `dsedge pull {name}` gets it"
+    message = f"no model {name!r}; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}"
+    if any(character.isspace() for character in name):
+        message += f"; to ask the default model: dsedge run {catalog.default} PROMPT"
+    return message
+
+
+def _listed(items: list[str]) -> str:
+    return ", ".join(items) or "none"

@@ -1,0 +1,207 @@
+"""Text to token ids and back, over a tokenizer.json.
+
+What this module knows: which ids are control tokens, how to keep text from becoming one, and the BOS rule. It does
+not know templates (edge/chat.py) or streaming (edge/stream.py).
+
+Text is always plain: a control token's spelling inside it is encoded as ordinary characters. Control tokens enter a
+prompt only as ids, through `encode_parts`, which keeps everything that the tokenizer does around a control token (the
+prefix space of its pre-tokenizer, white space that the token swallows) as it is when the tokenizer parses the token
+itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from edge.errors import BundleError, InternalError, OptionError
+
+
+class ControlTokens:
+    """Control tokens (`ids`: spelling → id) and where text spells them."""
+
+    def __init__(self, ids: Mapping[str, int]) -> None:
+        self.ids = dict(ids)
+        lengths: dict[str, set[int]] = {}
+        for text in self.ids:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._first = re.compile(f"[{''.join(map(re.escape, lengths))}]" if lengths else "(?!)")
+
+    def spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """(start, end) of each spelling, left to right, the longest at each place, as the tokenizers library does."""
+        done = 0
+        for match in self._first.finditer(text):
+            start = match.start()
+            if start < done:
+                continue
+            for length in self._lengths[text[start]]:
+                if text[start : start + length] in self.ids:
+                    done = start + length
+                    yield start, done
+                    break
+
+
+class Tokenizer:
+    """A tokenizer.json with what its file does not say: the bos and eos ids and whether a prompt starts with bos.
+
+    `control` are its control tokens: those that the file marks as special, and named ones (bos, eos, ...) among its
+    added tokens. `ordinary_added` are the other added tokens, spelling → id. `control_ids` are the ids that text never
+    shows: those of `control`, and bos and eos even where the file has them as ordinary tokens. Safe for concurrent
+    use: nothing changes after construction.
+    """
+
+    def __init__(
+        self, source: str | Path, *, bos: int | None, eos: tuple[int, ...], add_bos: bool, special: Mapping[str, str]
+    ) -> None:
+        """Read a tokenizer.json from a path, or from its text given as a string.
+
+        `special` maps names to spellings, such as {"unk_token": "<unk>"}; they are control tokens where the file has
+        them as added tokens. Raises BundleError if it is not a tokenizer.json or an id is not in it.
+        """
+        self._tok = _read(source)
+        self.vocab_size = self._tok.get_vocab_size()
+        self.bos, self.eos, self.add_bos = bos, eos, add_bos
+        for name, token in (("bos", bos), *(("eos", token) for token in eos)):
+            if token is not None and self._tok.id_to_token(token) is None:
+                raise BundleError(f"{name} id {token} is not in the tokenizer, which has {self.vocab_size} tokens")
+        if add_bos and bos is None:
+            raise BundleError("the tokenizer is to add a bos token and none is named; name it or turn add_bos off")
+        added = self._tok.get_added_tokens_decoder()
+        named = {*eos, bos, *(self._tok.token_to_id(text) for text in special.values())}
+        spellings = {token.content: number for number, token in added.items()}
+        ordinary = {number for number, token in added.items() if not token.special} - named
+        self.control = ControlTokens({text: number for text, number in spellings.items() if number not in ordinary})
+        self.ordinary_added = {text: number for text, number in spellings.items() if number in ordinary}
+        self.control_ids = frozenset(self.control.ids.values()).union(eos, () if bos is None else (bos,))
+        self._unknown = self._tok.token_to_id(special["unk_token"]) if "unk_token" in special else None
+        self._add_aliases(added)
+        kinds = _decoder_kinds(self._tok.decoder)
+        self.byte_level = "ByteLevel" in kinds
+        names = (f"<0x{byte:02X}>" for byte in range(256)) if "ByteFallback" in kinds else ()
+        self.byte_ids = frozenset(token for name in names if (token := self._tok.token_to_id(name)) is not None)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text: no control token, no bos."""
+        return self.encode_parts([text])
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a raw prompt: plain text, after a bos if this tokenizer adds one."""
+        return self.with_bos(self.encode(text))
+
+    def with_bos(self, ids: list[int]) -> list[int]:
+        """`ids` starting with exactly one bos if this tokenizer adds one; otherwise untouched."""
+        if not self.add_bos or self.bos is None or ids[:1] == [self.bos]:
+            return ids
+        return [self.bos, *ids]
+
+    def encode_parts(self, parts: Sequence[str | int], *, control: ControlTokens | None = None) -> list[int]:
+        """Ids of texts and added tokens (given by id) in order; each text between two tokens is one plain piece.
+
+        No id of `control` (by default this tokenizer's own) comes out of a text, except the unknown token. Raises
+        OptionError for a text in which that cannot be had: one that spells a control token of a single character.
+        """
+        control = control or self.control
+        banned = set(control.ids.values()) - {self._unknown}
+        ids = self._encode(parts)
+        spelled = [text for text in parts if isinstance(text, str) and any(control.spans(text))]
+        if not spelled or banned.isdisjoint(ids):
+            return self._insert(ids, parts)
+        # The model itself spells a control token (a Unigram vocabulary does), or the file does not mark it special:
+        # cut the spelling after its first character. Only here do ids differ from the tokenizer's own plain encoding.
+        ids = self._encode([_cut(part, control, self._break) if isinstance(part, str) else part for part in parts])
+        if not banned.isdisjoint(ids):
+            raise OptionError("the text holds a control token of this model that cannot be told from plain text")
+        return self._insert([token for token in ids if token != self._break_id], parts)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids, without control tokens and ids that have no token; nothing in it is tidied up."""
+        return str(self._tok.decode([token for token in ids if not self.is_silent(token)], skip_special_tokens=False))
+
+    def is_silent(self, token: int) -> bool:
+        """Whether text never shows the id: a control token, or one without a token (a padded row of the head)."""
+        return token in self._silent or not self._tok.id_to_token(token)
+
+    def _add_aliases(self, added: Mapping[int, Any]) -> None:
+        """Give every added token a stand-in that text cannot spell, with the same habits around it.
+
+        Special tokens are not looked for from here on, stand-ins are: ordinary added tokens named by random digits.
+        One serves all tokens with the same flags, since their order says which is meant.
+        """
+        self._tok.encode_special_tokens = True
+        names: dict[tuple[bool, bool, bool], str] = defaultdict(digits)
+        self._alias = {number: names[token.lstrip, token.rstrip, token.normalized] for number, token in added.items()}
+        self._sure_alias = {number: names[token.lstrip, token.rstrip, False] for number, token in added.items()}
+        self._break = digits()
+        stand_ins = [
+            tokenizers.AddedToken(name, lstrip=left, rstrip=right, normalized=normalized, special=False)
+            for (left, right, normalized), name in (*names.items(), ((False, False, False), self._break))
+        ]
+        self._tok.add_tokens(stand_ins)
+        self._break_id = self._tok.token_to_id(self._break)
+        self._alias_ids = frozenset(self._tok.token_to_id(name) for name in names.values())
+        self._silent = self.control_ids | self._alias_ids | {self._break_id}
+
+    def _encode(self, parts: Sequence[str | int]) -> list[int]:
+        """Ids with stand-ins for the tokens among the parts."""
+        ids: list[int] = []
+        tokens = sum(isinstance(part, int) for part in parts)
+        # A normalizer that puts a space before text hides normalized tokens inside it (from the library as well);
+        # the prompt needs its control tokens, so then they are matched before normalization.
+        for alias in (self._alias, self._sure_alias):
+            text = "".join(part if isinstance(part, str) else alias[part] for part in parts)
+            ids = self._tok.encode(text, add_special_tokens=False).ids
+            if sum(token in self._alias_ids for token in ids) == tokens:
+                return ids
+        raise InternalError(f"the tokenizer lost control tokens: {tokens} were to be in the prompt")
+
+    def _insert(self, ids: list[int], parts: Sequence[str | int]) -> list[int]:
+        """The ids with each stand-in replaced by the token that it stands for."""
+        written = iter([part for part in parts if isinstance(part, int)])
+        return [next(written) if token in self._alias_ids else token for token in ids]
+
+
+def digits() -> str:
+    """Twenty random digits: a mark that text cannot guess and that letter case and JSON escapes leave alone."""
+    return f"{secrets.randbelow(10**20):020}"
+
+
+def _read(source: str | Path) -> tokenizers.Tokenizer:
+    try:
+        tok = (
+            tokenizers.Tokenizer.from_file(str(source))
+            if isinstance(source, Path)
+            else tokenizers.Tokenizer.from_str(source)
+        )
+    except Exception as error:  # the library raises bare Exception
+        where = f"{source} " if isinstance(source, Path) else "the tokenizer "
+        raise BundleError(f"{where}cannot be read as a tokenizer.json: {error}") from error
+    # A file may carry the truncation of its training run.
+    tok.no_truncation()
+    tok.no_padding()
+    return tok
+
+
+def _decoder_kinds(decoder: Any) -> set[str]:
+    """Names of a decoder's steps, as in tokenizer.json; empty without a decoder."""
+    if decoder is None:
+        return set()
+    state = json.loads(decoder.__getstate__())
+    return {step["type"] for step in (state, *state.get("decoders", ()))}
+
+
+def _cut(text: str, control: ControlTokens, mark: str) -> str:
+    """`text` with a mark after the first character of each control token's spelling."""
+    pieces = []
+    done = 0
+    for start, _ in control.spans(text):
+        pieces += [text[done : start + 1], mark]
+        done = start + 1
+    return "".join([*pieces, text[done:]])

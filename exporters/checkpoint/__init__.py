@@ -1,0 +1,87 @@
+"""Source models, read lazily: a checkpoint is metadata plus named tensors that are read a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.payload import Scheme
+
+
+class SourceTensor(Protocol):
+    """A tensor of a checkpoint. Nothing is in memory until it is read, and then only the rows asked for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str:
+        """As the source calls it: "F32", "BF16", "Q4_1", …"""
+        ...
+
+    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows start…stop of the first axis, dequantized."""
+        ...
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """The scheme that holds this tensor's own codes exactly, if there is one."""
+        ...
+
+    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Rows start…stop in the layout of `scheme` (see edge.payload); only where `scheme` is not None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """What a bundle needs to turn text into ids and back.
+
+    `tokenizer` is the text of a tokenizer.json; `eos` unites every source that names an end token (known fault T6);
+    `bos`, `eos_text` and the like reach a template as the `*_token` variables in `special`.
+    """
+
+    tokenizer: str
+    chat_template: str | None
+    bos: int | None
+    eos: tuple[int, ...]
+    special: Mapping[str, str]  # e.g. {"bos_token": "<s>", "eos_token": "</s>"}
+    add_bos: bool
+
+
+class Checkpoint(Protocol):
+    """An opened source."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """ "safetensors" or "gguf"."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """As the source names it: LlamaForCausalLM, or GGUF's llama. Known before `config` is read."""
+        ...
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The keys of a Hugging Face config.json whatever the format."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, SourceTensor]:
+        """By the source's own names."""
+        ...
+
+    def tokenizer(self) -> TokenizerFiles: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,247 @@
+"""A tokenizer.json rebuilt from the tokenizer.ggml.* metadata of a GGUF file.
+
+Two kinds: "gpt2", byte-level BPE, where `tokenizer.ggml.pre` names how text is split before merging (see
+`pretokenizers`), and "llama", SentencePiece's BPE with byte fallback, whose merges follow from the scores.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge.errors import CheckpointError, UnsupportedError
+from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint.folder_tokenizer import load_tokenizer
+from exporters.checkpoint.pretokenizers import choose_splitting
+
+PREFIX = "tokenizer.ggml."
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # token_type; 5 is unused, 6 a byte
+SPACE = "\u2581"  # what SentencePiece writes for a space
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
+    """The tokenizer of a GGUF file.
+
+    Raises CheckpointError for missing or contradictory parts and for an unknown way to split text; UnsupportedError
+    for a kind of tokenizer that cannot be rebuilt.
+    """
+    reader = _Reader(path, metadata)
+    tokens, types = reader.tokens()
+    parts, add_bos = _parts(reader, tokens, types)
+    add_bos = reader.flag("add_bos_token", add_bos)
+    bos = reader.token_id("bos_token_id", len(tokens))
+    if add_bos and bos is None:
+        raise CheckpointError(f"{path}: a BOS token is to be added but {PREFIX}bos_token_id does not say which")
+    added = [
+        _added(index, tokens[index], special=kind == CONTROL)
+        for index, kind in enumerate(types.tolist())
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    if add_bos and bos is not None:
+        parts["post_processor"] = _bos_first(tokens[bos], bos)
+    text = json.dumps(
+        {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}, ensure_ascii=False
+    )
+    _check(path, text, tokens)
+    ends = {reader.token_id(key, len(tokens)) for key in END_KEYS}
+    ids = {name: reader.token_id(key, len(tokens)) for name, key in SPECIAL.items()}
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise CheckpointError(f"{path}: tokenizer.chat_template is no text")
+    return TokenizerFiles(
+        tokenizer=text,
+        chat_template=template,
+        bos=bos,
+        eos=tuple(sorted(end for end in ends if end is not None)),
+        special={name: tokens[index] for name, index in ids.items() if index is not None},
+        add_bos=add_bos,
+    )
+
+
+def _parts(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
+    """What a tokenizer.json holds beside its added tokens, and whether BOS is added where the file does not say."""
+    model = reader.text("model")
+    if model == "gpt2":
+        return _byte_level(reader, tokens)
+    if model == "llama":
+        return _sentencepiece(reader, tokens, types)
+    raise UnsupportedError(f"{reader.path}: a tokenizer of kind {model!r} cannot be rebuilt; known are gpt2 and llama")
+
+
+class _Reader:
+    """Typed access to tokenizer.ggml.*."""
+
+    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+        self.path = path
+        self.metadata = metadata
+
+    def get(self, key: str, kind: type, what: str) -> Any:
+        """The value of a key, None if it is absent. Raises CheckpointError if it is no `kind`."""
+        value = self.metadata.get(PREFIX + key)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise CheckpointError(f"{self.path}: {PREFIX}{key} is no {what}")
+        return value
+
+    def need(self, key: str, kind: type, what: str) -> Any:
+        value = self.get(key, kind, what)
+        if value is None:
+            raise CheckpointError(
+                f"{self.path}: no {PREFIX}{key}, so the tokenizer cannot be rebuilt; convert the model again"
+            )
+        return value
+
+    def text(self, key: str) -> str:
+        return str(self.need(key, str, "text"))
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.get(key, bool, "true or false")
+        return default if value is None else bool(value)
+
+    def tokens(self) -> tuple[list[str], np.ndarray[Any, Any]]:
+        """Every token and its type. Raises CheckpointError for a token that appears twice."""
+        tokens: list[str] = self.need("tokens", list, "list of tokens")
+        if not tokens or not isinstance(tokens[0], str):
+            raise CheckpointError(f"{self.path}: {PREFIX}tokens is no list of tokens")
+        if len(set(tokens)) != len(tokens):
+            raise CheckpointError(f"{self.path}: {PREFIX}tokens holds the same token twice")
+        types = self.get("token_type", np.ndarray, "list of numbers")
+        types = np.full(len(tokens), NORMAL) if types is None else types
+        if len(types) != len(tokens):
+            raise CheckpointError(f"{self.path}: {len(types)} token types for {len(tokens)} tokens")
+        return tokens, types
+
+    def token_id(self, key: str, count: int) -> int | None:
+        value: int | None = self.get(key, int, "token id")
+        if value is not None and not 0 <= value < count:
+            raise CheckpointError(f"{self.path}: {PREFIX}{key} is {value}, outside a vocabulary of {count}")
+        return value
+
+
+def _byte_level(reader: _Reader, tokens: list[str]) -> tuple[dict[str, Any], bool]:
+    """Byte-level BPE; how text is split also says whether BOS is usual."""
+    merges: list[str] = reader.need("merges", list, "list of merges")
+    pairs = [merge.split(" ") for merge in merges]
+    wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
+    if wrong is not None:
+        raise CheckpointError(f"{reader.path}: merge {wrong!r} is no pair of tokens")
+    splitting = choose_splitting(reader.path, reader.get("pre", str, "text"), tokens)
+    model = _bpe(tokens, pairs, ignore_merges=splitting.whole_words)
+    parts = {
+        "normalizer": splitting.normalizer,
+        "pre_tokenizer": splitting.pre_tokenizer(),
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": model,
+    }
+    return parts, splitting.add_bos
+
+
+def _sentencepiece(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
+    """SentencePiece BPE, where BOS is usual."""
+    scores = reader.need("scores", np.ndarray, "list of numbers")
+    if len(scores) != len(tokens):
+        raise CheckpointError(f"{reader.path}: {len(scores)} token scores for {len(tokens)} tokens")
+    if reader.flag("remove_extra_whitespaces", False):
+        raise UnsupportedError(f"{reader.path}: a tokenizer that removes extra spaces cannot be rebuilt")
+    merges = merges_from_scores(tokens, scores.tolist(), types.tolist())
+    unknown = reader.token_id("unknown_token_id", len(tokens))
+    model = _bpe(tokens, merges, byte_fallback=True, unknown=None if unknown is None else tokens[unknown])
+    spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if reader.flag("add_space_prefix", True):
+        spaces = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]}
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    parts = {
+        "normalizer": spaces,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": model,
+    }
+    return parts, True
+
+
+def merges_from_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[list[str]]:
+    """The merge list that is equal to SentencePiece's rule "join the neighbours whose piece scores highest".
+
+    Every way to cut a piece into two pieces becomes a merge; merges are ordered by the piece's score, highest first.
+    """
+    pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (NORMAL, USER_DEFINED)}
+    order = sorted(range(len(tokens)), key=lambda index: -scores[index])
+    merges = []
+    for index in order:
+        piece = tokens[index]
+        if piece not in pieces:
+            continue
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in pieces and right in pieces:
+                merges.append([left, right])
+    return merges
+
+
+def _bpe(
+    tokens: list[str],
+    merges: list[list[str]],
+    *,
+    byte_fallback: bool = False,
+    unknown: str | None = None,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": byte_fallback,
+        "byte_fallback": byte_fallback,
+        "ignore_merges": ignore_merges,
+        "vocab": {token: index for index, token in enumerate(tokens)},
+        "merges": merges,
+    }
+
+
+def _added(index: int, token: str, *, special: bool) -> dict[str, Any]:
+    return {
+        "id": index,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
+def _bos_first(token: str, index: int) -> dict[str, Any]:
+    bos = {"SpecialToken": {"id": token, "type_id": 0}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]}},
+    }
+
+
+def _check(path: Path, text: str, tokens: list[str]) -> None:
+    """The rebuilt tokenizer must load and give every token the id that the weights know it by."""
+    vocabulary = load_tokenizer(text, path).get_vocab(with_added_tokens=True)
+    wrong = next((token for index, token in enumerate(tokens) if vocabulary.get(token) != index), None)
+    if wrong is not None or len(vocabulary) != len(tokens):
+        raise CheckpointError(f"{path}: the rebuilt tokenizer does not keep the id of token {wrong!r}")

@@ -1,0 +1,208 @@
+"""Hugging Face folders: config.json, one or more safetensors files, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.errors import CheckpointError, InternalError, NotFoundError, UnsupportedError
+from edge.payload import Scheme
+from edge.safetensors import TensorInfo, read_header
+from exporters.checkpoint import SourceTensor, TokenizerFiles
+from exporters.checkpoint.folder_tokenizer import read_tokenizer
+from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile, row_range, to_float32
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """A tensor of plain numbers: F32, F16 or BF16."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: SourceFile
+    offset: int
+
+    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows start…stop as float32 [rows, …]."""
+        start, rows, width = row_range(self.shape, start, stop)
+        row_bytes = width * PLAIN_DTYPES[self.dtype]
+        raw = self.file.read(self.offset + start * row_bytes, rows * row_bytes, self.name)
+        return to_float32(raw, self.dtype).reshape(rows, *self.shape[1:])
+
+    @property
+    def scheme(self) -> Scheme | None:
+        return None
+
+    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        raise InternalError(f"tensor {self.name!r} is {self.dtype}: it has no codes ({start}…{stop})")
+
+
+class SafetensorsCheckpoint:
+    """An opened folder. `open_checkpoint` is the way to get one."""
+
+    kind = "safetensors"
+
+    def __init__(self, folder: Path, files: tuple[Path, ...], headers: tuple[dict[str, TensorInfo], ...]) -> None:
+        self.path = str(folder)
+        self.config: Mapping[str, Any] = read_json(folder / "config.json")
+        self.architecture = _architecture(folder, self.config)
+        self._folder = folder
+        self._files: list[SourceFile] = []
+        tensors: dict[str, SourceTensor] = {}
+        for path, header in zip(files, headers, strict=True):
+            source = self._open(path)
+            for name, info in header.items():
+                tensors[name] = SafetensorsTensor(name, info.shape, info.dtype, source, info.start)
+        self.tensors: Mapping[str, SourceTensor] = tensors
+
+    def _open(self, path: Path) -> SourceFile:
+        try:
+            source = SourceFile(path)
+        except CheckpointError:
+            self.close()
+            raise
+        self._files.append(source)
+        return source
+
+    def tokenizer(self) -> TokenizerFiles:
+        """Raises CheckpointError when the folder has no tokenizer.json or its parts contradict each other."""
+        return read_tokenizer(self._folder, self.config)
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def open_folder(folder: Path) -> SafetensorsCheckpoint:
+    """Open a Hugging Face folder, with every header read and checked first.
+
+    Raises CheckpointError naming the files for a missing config.json or shard, a stale index, a tensor in two shards,
+    or a folder without safetensors; UnsupportedError for tensors that are not F32, F16 or BF16.
+    """
+    files = _weight_files(folder)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no config.json beside the weights; copy it there from the model's repository")
+    headers = tuple(read_header(file) for file in files)
+    if (folder / INDEX).is_file():
+        _check_index(folder, files, headers)
+    for file, header in zip(files, headers, strict=True):
+        _check_dtypes(file, header)
+    return SafetensorsCheckpoint(folder, files, headers)
+
+
+def open_file(path: Path) -> SafetensorsCheckpoint:
+    """Open one safetensors file with the config.json beside it; a shard is refused, its folder being the model."""
+    folder = path.parent
+    index = folder / INDEX
+    shards = set(_weight_map(index).values()) if index.is_file() else set()
+    if len(shards) > 1 and path.name in shards:
+        raise CheckpointError(f"{path}: one shard of several; give the folder {folder} instead")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{path}: no config.json beside it; copy it there from the model's repository")
+    header = read_header(path)
+    _check_dtypes(path, header)
+    return SafetensorsCheckpoint(folder, (path,), (header,))
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise CheckpointError(f"{folder / 'config.json'}: names no architecture; it needs `architectures`")
+    return named[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError for anything else."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: not there") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: holds no JSON object")
+    return data
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    single, index = folder / SINGLE, folder / INDEX
+    if index.is_file():
+        if single.is_file() and SINGLE not in _weight_map(index).values():
+            raise CheckpointError(f"{folder}: has both {SINGLE} and the shards of {INDEX}; move one of them away")
+        return _indexed_files(folder, index)
+    if single.is_file():
+        return (single,)
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return (found[0],)
+    if found:
+        names = ", ".join(file.name for file in found)
+        raise CheckpointError(f"{folder}: several safetensors files ({names}) and no {INDEX} to say how they belong")
+    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+    if pickled:
+        raise CheckpointError(
+            f"{folder}: only pickled weights ({pickled[0].name}), which can run any code when they are read; "
+            "save the model again with save_pretrained(safe_serialization=True)"
+        )
+    gguf = sorted(folder.glob("*.gguf"))
+    hint = f"; give the file itself: {gguf[0]}" if gguf else "; expected model.safetensors or a .gguf file"
+    raise CheckpointError(f"{folder}: no safetensors in this folder{hint}")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: holds no weight_map")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not file or "/" in file or "\\" in file or file in (".", ".."):
+            raise CheckpointError(f"{index}: tensor {name!r} lies in {file!r}, which is no file name of this folder")
+    return weight_map
+
+
+def _indexed_files(folder: Path, index: Path) -> tuple[Path, ...]:
+    names = sorted(set(_weight_map(index).values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {', '.join(missing)}")
+    return tuple(folder / name for name in names)
+
+
+def _check_index(folder: Path, files: tuple[Path, ...], headers: tuple[dict[str, TensorInfo], ...]) -> None:
+    weight_map = _weight_map(folder / INDEX)
+    holder: dict[str, str] = {}
+    for file, header in zip(files, headers, strict=True):
+        for name in header:
+            if name in holder:
+                raise CheckpointError(f"{folder}: tensor {name!r} is in both {holder[name]} and {file.name}")
+            holder[name] = file.name
+    for name, file_name in weight_map.items():
+        if holder.get(name) != file_name:
+            where = f"is in {holder[name]}" if name in holder else "is in none of the shards"
+            raise CheckpointError(f"{folder / INDEX}: stale: tensor {name!r} should be in {file_name} but {where}")
+    extra = holder.keys() - weight_map.keys()
+    if extra:
+        name = min(extra)
+        raise CheckpointError(f"{folder / INDEX}: stale: it does not name tensor {name!r} of {holder[name]}")
+
+
+def _check_dtypes(file: Path, header: Mapping[str, TensorInfo]) -> None:
+    for name, info in header.items():
+        if info.dtype not in PLAIN_DTYPES:
+            raise UnsupportedError(
+                f"{file}: tensor {name!r} is {info.dtype}; supported are {', '.join(PLAIN_DTYPES)} "
+                "(export from the model as it was before it was quantized)"
+            )
+        if not info.shape or not all(info.shape):
+            raise CheckpointError(f"{file}: tensor {name!r} has the shape {list(info.shape)}, which holds no rows")

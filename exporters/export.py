@@ -1,0 +1,184 @@
+"""The export: describe → build → choose → write → emit → check → publish, all stages in one readable function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from edge import bundle as bundles
+from edge import graph as graphs
+from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
+from edge.graph import Graph, Op
+from edge.weights import Weights
+from exporters import parity
+from exporters.architectures import Model, describe
+from exporters.bundle_folder import BundleFolder
+from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint.open import open_checkpoint
+from exporters.emit import onnx
+from exporters.emit.onnx import Precision
+from exporters.payload_writer import storage_error, write_weights
+from exporters.quant import recipe as recipes
+from exporters.quant.recipe import Choice
+
+Progress = Callable[[str, float], None]
+_TOOLS = ("numpy", "onnx", "onnxruntime", "tokenizers")
+
+
+def export(
+    source: str | Path,
+    out: str | Path,
+    *,
+    recipe: str | Path | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Turn a checkpoint into the bundle `out`; see `edge.export` for the arguments and errors."""
+    report = progress or (lambda stage, share: None)
+    checkpoint = open_checkpoint(source)
+    try:
+        with BundleFolder(Path(out)) as folder:
+            report("describe", 0.0)
+            model = describe(checkpoint)
+            graph = graphs.build(model.spec)
+            chosen = recipes.load(recipe or recipes.pick(_parameters(graph)))
+            choices = {
+                weight.name: chosen.choose(weight, model.weights[weight.name], model.spec) for weight in graph.weights
+            }
+            files = checkpoint.tokenizer()
+            write_weights(
+                folder.path / bundles.WEIGHTS, graph, model.weights, choices, lambda share: report("quantize", share)
+            )
+            report("emit", 0.0)
+            schemes = {key: choice.scheme for key, choice in choices.items() if choice.scheme != "float32"}
+            weights = Weights(folder.path / bundles.WEIGHTS, graph.weights, schemes)
+            exact = onnx.emit(graph, weights, folder.path / "decoder-exact.onnx", precision=lambda op: "float")
+            _write_texts(folder.path, files)
+            manifest = Manifest(
+                name=name or folder.target.stem,
+                spec=model.spec,
+                schemes=schemes,
+                recipe=chosen.to_json(),
+                tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos),
+                graphs={"exact": exact},
+                kv=_describe_kv(model),
+                toolchain={tool: version(tool) for tool in _TOOLS},
+                files=_sums(folder.path),
+            )
+            draft = Bundle(folder.path, manifest)
+            decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
+            graphs_table = {"decoder": decoder, "exact": exact}
+            manifest = replace(manifest, graphs=graphs_table, quality=_quality(draft, choices, figures))
+            _write_manifest(folder.path, manifest)
+            report("publish", 0.0)
+            target = folder.commit()
+            report("publish", 1.0)
+    finally:
+        checkpoint.close()
+    return bundles.open_bundle(target)
+
+
+def _parameters(graph: Graph) -> int:
+    return sum(_numel(weight.shape) for weight in graph.weights)
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _describe_kv(model: Model) -> dict[str, Any]:
+    """What the host must keep: an array of keys and one of values a layer, in rings shared by window."""
+    spec = model.spec
+    return {
+        "dtype": "float32",
+        "shape": ["kv_heads", "slots", "head_dim"],
+        "windows": list(spec.windows),
+        "layers": [spec.windows.index(layer.window) for layer in spec.layers],
+        "bytes_per_token": len(spec.layers) * 2 * spec.kv_heads * spec.head_dim * 4,
+    }
+
+
+def _write_texts(folder: Path, files: TokenizerFiles) -> None:
+    (folder / bundles.TOKENIZER).write_text(files.tokenizer, encoding="utf-8", newline="\n")
+    if files.chat_template is not None:
+        (folder / bundles.TEMPLATE).write_text(files.chat_template, encoding="utf-8", newline="\n")
+
+
+def _sums(folder: Path) -> dict[str, FileInfo]:
+    """Size and SHA-256 of every file of the bundle but the manifest, by relative path."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, bundles.sha256(path)) for path in found}
+
+
+def _emit_decoder(
+    draft: Bundle, model: Model, limit: float | None, report: Progress
+) -> tuple[GraphInfo, dict[str, Any] | None]:
+    """Write decoder.onnx, and the parity figures of a model that is small enough for a check.
+
+    Int8 activations everywhere are tried first. While they cost more than `limit` (mean KL) the head gets int16 ones,
+    and then another third of the layers, from the last on, float ones.
+    """
+    layers = len(draft.spec.layers)
+    path = draft.path / "decoder.onnx"
+    if not parity.affordable(draft):
+        return onnx.emit(draft.graph, draft.weights, path, precision=lambda op: "int8"), None
+    checked = parity.Parity(draft)
+    report("check", 0.3)
+    figures: dict[str, Any] = {"tokens": len(checked.ids), "exact": asdict(checked.exact())}
+    report("check", 0.5)
+    figures["source"] = asdict(checked.source(model.weights))
+    report("check", 0.8)
+    for step in range(5):
+        precise = layers * max(0, step - 1) // 3
+        first = tuple(f"/layers.{index}/" for index in range(layers - precise))
+
+        def precision(op: Op, step: int = step, first: tuple[str, ...] = first) -> Precision:
+            if op.output.startswith("/layers."):
+                return "int8" if op.output.startswith(first) else "float"
+            return "int16" if step else "int8"
+
+        info = onnx.emit(draft.graph, draft.weights, path, precision=precision)
+        found = checked.decoder(Bundle(draft.path, replace(draft.manifest, graphs={"decoder": info})))
+        if limit is None or found.mean_kl <= limit:
+            break
+    figures["decoder"] = {**asdict(found), "float_layers": precise}
+    report("check", 1.0)
+    return info, figures
+
+
+def _quality(draft: Bundle, choices: Mapping[str, Choice], figures: dict[str, Any] | None) -> dict[str, Any]:
+    """The quality report: how weights were stored, and the parity figures where there are any."""
+    counted: dict[str, dict[str, int]] = {}
+    for weight in draft.graph.weights:
+        choice = choices[weight.name]
+        entry = counted.setdefault(choice.scheme, {"tensors": 0, "carried": 0, "parameters": 0, "bytes": 0})
+        entry["tensors"] += 1
+        entry["carried"] += choice.carried
+        entry["parameters"] += draft.weights.count(weight.name)
+        entry["bytes"] += draft.weights.size(weight.name)
+    notes = [f"{name}: {choice.note}" for name, choice in choices.items() if choice.note]
+    if figures is None:
+        notes.append("parity was not checked: above a billion parameters run `dsedge verify`")
+    return {"schemes": counted, "notes": notes, "parity": figures}
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    try:
+        (folder / "report").mkdir()
+        _write_json(folder / "report" / "quality.json", dict(manifest.quality))
+        _write_json(folder / bundles.MANIFEST, replace(manifest, files=_sums(folder)).to_json())
+    except OSError as error:
+        raise storage_error(error, folder, 0) from error
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(
+        json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )

@@ -1,0 +1,185 @@
+"""The ONNX Runtime backend: runs the bundle's ONNX graph with keys and values read and written in place.
+
+Past and present share the pool's memory. Rows of a ring that never went round lie at their positions, so new rows land
+in their slots by themselves; afterwards they land in scratch rows behind the ring and `store` moves them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge import rope
+from edge.bundle import Bundle
+from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
+from edge.kv import KvLayout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment, Support, Want, check_finite, check_want, physical_cores, pick_device
+from runtimes.buffers import KvPool
+
+_PROVIDERS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
+_HIDDEN = np.float32(-1e9)  # finite, so that no row of scores is all minus infinity
+Float = npt.NDArray[np.float32]
+
+
+class OnnxRuntime:
+    """A Runtime over one InferenceSession."""
+
+    name = "onnx"
+
+    def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, device: str) -> None:
+        self.spec = bundle.spec
+        self.layout = layout
+        self.device = device
+        self._session = _open_session(bundle, options, device)
+        self._pool = KvPool(self.spec, layout)
+        self._binding = self._session.io_binding()
+        rows = max(ring.slots for ring in layout.rings) + layout.chunk
+        chunk = layout.chunk
+        self._tokens = np.zeros((1, chunk), np.int64)
+        self._angle_rows = np.arange(chunk)
+        self._rows = np.zeros(chunk, np.int64)
+        self._angles = [np.zeros((2, rows, kind.dim // 2), np.float32) for kind in self.spec.ropes]
+        self._totals = np.zeros((len(layout.rings), 2), np.int32)  # total, total - 1
+        self._open_bias = np.zeros(chunk * rows, np.float32)  # never written, so its pages take no memory
+        self._masked = [np.zeros(0, np.float32) for _ in layout.rings]
+        self._logits = np.zeros((chunk, self.spec.vocab_size), np.float32)
+        self._hidden = np.zeros((chunk, self.spec.hidden_size), np.float32)
+        self._sequence = -1
+        self._shape = (0, 0)  # new tokens and wanted rows that everything is bound for
+        self._closed = False
+        self._bind_constant()
+
+    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
+        self._check_open()
+        check_want(want, ("last", "all", "hidden"), self.name)
+        return [self._forward(segment, want) for segment in segments]
+
+    def _forward(self, segment: Segment, want: Want) -> Float:
+        count = len(segment.tokens)
+        if count > self.layout.chunk:
+            raise OptionError(f"{count} tokens in one forward; this runtime was opened for {self.layout.chunk}")
+        wanted = count if want == "all" else 1
+        self._tokens[0, :count] = segment.tokens
+        self._rows[:wanted] = np.arange(count - wanted, count)
+        for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
+            angles[0, :count], angles[1, :count] = rope.angles(kind, segment.plans[0].positions)
+        self._bind_pool(segment.sequence)
+        self._bind_step(segment, wanted)
+        self._session.run_with_iobinding(self._binding)
+        logits = self._logits[:wanted]
+        check_finite(logits, self.name)
+        if want == "hidden":
+            return self._hidden[:count].copy()
+        return logits.copy() if want == "all" else logits[0].copy()
+
+    def _bind_constant(self) -> None:
+        """Bind what stays at one address and shape for good."""
+        for index, angles in enumerate(self._angles):
+            for part, values in zip(("cos", "sin"), angles, strict=True):
+                self._bind(f"rope.{index}.{part}", values, values.shape)
+        for ring, totals in enumerate(self._totals):
+            self._bind(f"ring.{ring}.total", totals[0:], ())
+            self._bind(f"ring.{ring}.last", totals[1:], (1,))
+
+    def _bind_pool(self, sequence: int) -> None:
+        """Bind a sequence's keys and values as past and present alike."""
+        if sequence == self._sequence:
+            return
+        for layer, (ring, index) in enumerate(self._pool.layers):
+            for part, values in zip(("key", "value"), self._pool.rings[ring][sequence, index], strict=True):
+                shape = (1, *values.shape)
+                self._bind(f"past.{layer}.{part}", values, shape)
+                self._bind_output(f"present.{layer}.{part}", values, shape)
+        self._sequence = sequence
+
+    def _bind_step(self, segment: Segment, wanted: int) -> None:
+        """Bind what depends on the step. Decoding changes only the masks' shapes; rebinding all takes 20 times as long."""
+        count = len(segment.tokens)
+        for ring, plan in enumerate(segment.plans):
+            total = len(plan.held) + count
+            self._totals[ring] = (total, total - 1)
+            bias = self._open_bias
+            if not plan.causal:
+                bias = np.where(plan.mask(), np.float32(0), _HIDDEN)
+                self._masked[ring] = bias  # keeps the memory alive while it is bound
+            self._bind(f"ring.{ring}.bias", bias, (1, 1, count, total))
+        if self._shape != (count, wanted):
+            self._bind("tokens", self._tokens, (1, count))
+            self._bind("angle_rows", self._angle_rows, (1, count))
+            self._bind("rows", self._rows, (wanted,))
+            self._bind_output("logits", self._logits, (1, wanted, self.spec.vocab_size))
+            self._bind_output("hidden", self._hidden, (1, count, self.spec.hidden_size))
+            self._shape = (count, wanted)
+
+    def _bind(self, name: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+        self._binding.bind_input(name, "cpu", 0, values.dtype.type, shape, values.ctypes.data)
+
+    def _bind_output(self, name: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
+        self._binding.bind_output(name, "cpu", 0, values.dtype.type, shape, values.ctypes.data)
+
+    def store(self, segment: Segment, count: int) -> None:
+        self._check_open()
+        for ring, plan in enumerate(segment.plans):
+            if count:
+                self._pool.store(segment.sequence, ring, plan.indices[:count], len(plan.held))
+
+    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
+        self._check_open()
+        self._pool.copy_slots(source, target, filled)
+
+    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
+        self._check_open()
+        self._pool.rotate_sinks(sequence, ring, shift)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._pool.nbytes
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        del self._binding, self._session
+        self._pool.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the onnx runtime is closed; load the model again")
+
+
+def support() -> Support:
+    if importlib.util.find_spec("onnxruntime") is None:
+        return Support((), "the package onnxruntime is not installed: pip install onnxruntime")
+    import onnxruntime
+
+    found = onnxruntime.get_available_providers()
+    devices = tuple(device for provider, device in _PROVIDERS.items() if provider in found)
+    return Support(devices, "" if devices else f"this onnxruntime build has only {', '.join(found)}")
+
+
+def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> OnnxRuntime:
+    return OnnxRuntime(bundle, layout, options, pick_device("onnx", options, support().devices))
+
+
+def _open_session(bundle: Bundle, options: RuntimeOptions, device: str) -> Any:
+    import onnxruntime
+
+    graph = bundle.manifest.graphs.get("exact" if options.exact else "decoder")
+    if graph is None or graph.kind != "onnx":
+        raise UnsupportedError(f"{bundle.path}: holds no ONNX graph; export the model again with one")
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = options.threads or physical_cores()
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    if device == "cuda":
+        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    providers = [name for name, kind in _PROVIDERS.items() if kind == device]
+    try:
+        return onnxruntime.InferenceSession(str(bundle.path / graph.file), settings, providers=providers)
+    except Exception as error:  # onnxruntime raises a dozen types of its own, none with a common root
+        raise BundleError(f"{bundle.path / graph.file}: ONNX Runtime refuses it: {error}") from error

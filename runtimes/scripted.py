@@ -1,0 +1,179 @@
+"""The shipped fake: a runtime that answers from a script, for tests of everything above a runtime without a model.
+
+`write_bundle` makes a bundle of a few kilobytes whose tokenizer has a token a byte. The bundle's `script.json` says
+
+    answers   texts (or lists of ids), given in turn, one to each prompt; after each an end token
+    delay_s   how long a forward takes
+    fail_at   forwards after which logits are NaN, null for never
+
+A slot holds the id of the token stored there, so `visible` tells which tokens the latest query could see.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge import bundle as bundles
+from edge.bundle import Bundle, FileInfo, Manifest, TokenizerInfo
+from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.errors import BundleError, ClosedError
+from edge.graph import build
+from edge.kv import KvLayout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device
+from edge.safetensors import plan_header
+from edge.weights import describe
+
+SCRIPT = "script.json"
+SPECIAL = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
+END = 256
+_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+class ScriptedRuntime:
+    """A Runtime whose logits single out the script's next token."""
+
+    name = "scripted"
+    device = "cpu"
+
+    def __init__(self, bundle: Bundle, layout: KvLayout) -> None:
+        text = bundle.read_text(SCRIPT)
+        if text is None:
+            raise BundleError(f"{bundle.path}: holds no {SCRIPT}; the scripted runtime runs only bundles that have one")
+        script = json.loads(text)
+        self.spec = bundle.spec
+        self.layout = layout
+        self.visible: list[int] = []
+        self.forwards = 0
+        self._answers = [list(a.encode()) if isinstance(a, str) else [int(i) for i in a] for a in script["answers"]]
+        self._delay: float = script["delay_s"]
+        self._fail_at: int | None = script["fail_at"]
+        self._turn = 0
+        self._next: dict[int, tuple[list[int], int]] = {}  # sequence → its answer and the index of the last id given
+        self._slots = [np.full((layout.sequences, ring.slots), -1, np.int64) for ring in layout.rings]
+        self._closed = False
+
+    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[npt.NDArray[np.float32]]:
+        self._check_open()
+        check_want(want, ("last", "all"), self.name)
+        time.sleep(self._delay)
+        self.forwards += 1
+        results = []
+        for segment in segments:
+            logits = np.zeros((len(segment.tokens), self.spec.vocab_size), np.float32)
+            logits[-1, self._answer(segment)] = 10.0
+            if self._fail_at is not None and self.forwards > self._fail_at:
+                logits[:] = np.nan
+            check_finite(logits, self.name)
+            self._look(segment)
+            results.append(logits[-1] if want == "last" else logits)
+        return results
+
+    def _answer(self, segment: Segment) -> int:
+        answer, index = self._next.get(segment.sequence, ([], -1))
+        going_on = len(segment.tokens) == 1 and 0 <= index < len(answer) and answer[index] == segment.tokens[0]
+        if going_on:
+            index += 1
+        else:
+            answer, index = [*self._answers[self._turn % len(self._answers)], END], 0
+            self._turn += 1
+        self._next[segment.sequence] = (answer, index)
+        return answer[index]
+
+    def _look(self, segment: Segment) -> None:
+        plan = segment.plans[0]
+        rows = np.concatenate([self._slots[0][segment.sequence, : len(plan.held)], segment.tokens])
+        self.visible = [int(token) for token in rows[plan.mask()[-1]]]
+
+    def store(self, segment: Segment, count: int) -> None:
+        self._check_open()
+        for slots, plan in zip(self._slots, segment.plans, strict=True):
+            slots[segment.sequence, plan.indices[:count]] = segment.tokens[:count]
+
+    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
+        self._check_open()
+        for slots, count in zip(self._slots, filled, strict=True):
+            slots[target, :count] = slots[source, :count]
+
+    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
+        self._check_open()  # token ids have no angle
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(slots.nbytes for slots in self._slots)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the scripted runtime is closed; load the model again")
+
+
+def support() -> Support:
+    return Support(("cpu",))
+
+
+def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> ScriptedRuntime:
+    pick_device("scripted", options, support().devices)
+    return ScriptedRuntime(bundle, layout)
+
+
+def write_bundle(
+    path: Path, answers: Sequence[str | Sequence[int]], *, delay_s: float = 0.0, fail_at: int | None = None,
+    context: int = 4096,
+) -> Bundle:  # fmt: skip
+    """Write a bundle for this runtime to a folder that does not exist yet, and open it."""
+    spec = DecoderSpec(
+        family="scripted", vocab_size=256 + len(SPECIAL), hidden_size=2, intermediate_size=2, heads=1, kv_heads=1,
+        head_dim=2, layers=(LayerSpec(),), ropes=(RopeSpec(2, 10_000.0),), context=context, norm_eps=1e-5,
+        attention_scale=1.0,
+    )  # fmt: skip
+    path.mkdir(parents=True)
+    header, infos = plan_header([entry for weight in build(spec).weights for entry in describe(weight, "float32")])
+    weights = header.ljust(max(info.stop for info in infos.values()), b"\0")
+    (path / bundles.WEIGHTS).write_bytes(weights)
+    (path / bundles.TOKENIZER).write_text(json.dumps(_tokenizer()), encoding="utf-8")
+    (path / bundles.TEMPLATE).write_text(_TEMPLATE, encoding="utf-8")
+    script = {
+        "answers": [a if isinstance(a, str) else list(a) for a in answers],
+        "delay_s": delay_s,
+        "fail_at": fail_at,
+    }
+    (path / SCRIPT).write_text(json.dumps(script), encoding="utf-8")
+    files = {file.name: FileInfo(file.stat().st_size, bundles.sha256(file)) for file in sorted(path.iterdir())}
+    manifest = Manifest(
+        name="scripted", spec=spec, schemes={}, recipe={}, graphs={}, kv={}, toolchain={}, files=files,
+        tokenizer=TokenizerInfo(bos=None, eos=(END,), special={}, add_bos=False),
+    )  # fmt: skip
+    (path / bundles.MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
+    return bundles.open_bundle(path)
+
+
+def _tokenizer() -> dict[str, Any]:
+    """A tokenizer.json with a token a byte: ids 0…255 are the bytes, then the control tokens."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    # GPT-2's table: printable bytes stand for themselves, the others for the characters from U+0100 on.
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    added = [
+        {"id": 256 + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True}
+        for i, text in enumerate(SPECIAL)
+    ]  # fmt: skip
+    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []}  # fmt: skip
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+            "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}  # fmt: skip

@@ -1,0 +1,307 @@
+"""The command line in one process: what goes to stdout, what to stderr, and with which exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge import store
+from edge.cli import main
+from exporters.bundle_folder import BundleFolder
+from runtimes.scripted import write_bundle
+
+ANSWER = "Paris, of course."
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Invoke = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    def call(*arguments: str | Path, stdin: str = "") -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main([str(argument) for argument in arguments])
+        return Outcome(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "demo.dsedge", [ANSWER]).path
+
+
+def run(bundle: Path, *options: str | Path) -> tuple[str | Path, ...]:
+    return ("run", bundle, "--runtime", "scripted", *options)
+
+
+def test_the_answer_and_nothing_else_is_on_stdout(invoke: Invoke, bundle: Path) -> None:
+    assert invoke(*run(bundle, "Capital of France?")) == Outcome(0, ANSWER + "\n", "")
+
+
+def test_the_prompt_may_come_from_stdin(invoke: Invoke, bundle: Path) -> None:
+    assert invoke(*run(bundle), stdin="Capital?\n").out == ANSWER + "\n"
+    assert invoke(*run(bundle, "-"), stdin="Capital?\n").out == ANSWER + "\n"
+
+
+def test_a_prompt_on_the_command_line_leaves_stdin_alone(invoke: Invoke, bundle: Path) -> None:
+    found = json.loads(invoke(*run(bundle, "hi", "--raw", "--json"), stdin="a pipe that may never end").out)
+    assert found["prompt_tokens"] == len("hi")
+
+
+def test_stats_are_on_stderr(invoke: Invoke, bundle: Path) -> None:
+    done = invoke(*run(bundle, "hi", "--stats", "--seed", "7"))
+    assert done.out == ANSWER + "\n"
+    for part in ("TTFT ", "prefill ", f"({len(ANSWER)} tokens)", "peak memory ", "KV 22/4096", "dropped 0", "seed 7"):
+        assert part in done.err
+
+
+def test_json_holds_the_result(invoke: Invoke, bundle: Path) -> None:
+    found = json.loads(invoke(*run(bundle, "hi", "--json", "--stop", "of", "--stop", "x")).out)
+    assert (found["text"], found["finish_reason"], found["stop"]) == ("Paris, ", "stop", "of")
+    assert found["prompt_tokens"] == 5  # the user tag, two letters, the end tag and the assistant tag
+    assert found["runtime"] == "scripted"
+
+
+def test_max_tokens_cuts_the_answer(invoke: Invoke, bundle: Path) -> None:
+    assert invoke(*run(bundle, "hi", "--max-tokens", "5")) == Outcome(0, "Paris\n", "")
+
+
+def test_a_full_context_is_said_aloud(invoke: Invoke, bundle: Path) -> None:
+    done = invoke(*run(bundle, "hi", "--raw", "--context", "8"))
+    assert done.code == 0
+    assert done.out == ANSWER[:7] + "\n"
+    assert "the answer was cut: the context is full" in done.err
+
+
+def test_k12_dropped_tokens_are_said_aloud(invoke: Invoke, bundle: Path) -> None:
+    done = invoke(*run(bundle, "hi", "--raw", "--context", "8", "--policy", "sliding"))
+    assert done.out == ANSWER + "\n"
+    assert "the oldest 11 tokens have been dropped" in done.err
+
+
+def test_logit_bias_reaches_the_sampler(invoke: Invoke, bundle: Path) -> None:
+    options = ("--logit-bias", f"{ord('Z')}=100", "--logit-bias", "1=-5.5", "--max-tokens", "2")
+    assert invoke(*run(bundle, "hi", *options)).out == "ZZ\n"
+
+
+def test_control_text_of_the_model_reaches_a_pipe_unchanged(invoke: Invoke, tmp_path: Path) -> None:
+    odd = write_bundle(tmp_path / "odd.dsedge", ["a\x1b[31mb\n"]).path
+    assert invoke(*run(odd, "hi")).out == "a\x1b[31mb\n"
+
+
+BAD = [
+    (("run", "nope", "hi"), "no model 'nope'"),
+    (("run", "nope.dsedge", "hi"), "nope.dsedge: no bundle there"),
+    (("run", "BUNDLE", "hi", "--runtime", "gpu"), "unknown runtime 'gpu'; known are auto, "),
+    (("run", "BUNDLE", "hi", "--runtime", "scripted", "--device", "cuda"), "device 'cuda' is not usable"),
+    (("run", "BUNDLE", "hi", "--temperature", "-1"), "temperature is -1.0; it must be between 0"),
+    (("run", "BUNDLE", "hi", "--top-p", "1.5"), "top_p is 1.5; it must be between 0 and 1"),
+    (("run", "BUNDLE", "hi", "--policy", "wrap"), "policy is 'wrap'; it must be error or sliding"),
+    (("run", "BUNDLE", "hi", "--context", "9999999"), "context of 9999999"),
+    (("run", "BUNDLE", "hi", "--logit-bias", "x=1"), "logit bias 'x=1' is not ID=VALUE"),
+    (("run", "BUNDLE", "hi", "--raw", "--system", "s"), "--raw uses no chat template"),
+    (("run", "BUNDLE", "--runtime", "scripted"), "the prompt is empty"),
+    (("run", "BUNDLE", "hi", "--max-tokens", "many"), "--max-tokens"),
+    (("run", "BUNDLE", "hi", "there"), "unexpected extra argument"),
+    (("run", "--frobnicate"), "--frobnicate"),
+    (("frobnicate",), "frobnicate"),
+    (("export", "nowhere"), "-o OUT.dsedge"),
+    (("export", "nowhere", "-o", "x"), "x: a bundle's folder ends in .dsedge"),
+    (("export", "nowhere", "--name", "../x"), "cannot name a model"),
+    (("export", "nowhere", "-o", "x.dsedge"), "nowhere"),
+    (("inspect", "absent"), "no model 'absent'"),
+    (("verify", "absent.dsedge"), "no bundle there"),
+    (("bench", "BUNDLE", "--new", "1"), "new is 1; it must be at least 2"),
+    (("pull", "gpt-9"), "the catalogue has no model 'gpt-9'"),
+    (("rm", "gpt-9"), "the store has no model 'gpt-9'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=lambda item: " ".join(item) if type(item) is tuple else "")
+def test_a_users_mistake_is_one_line_and_exit_2(
+    invoke: Invoke, bundle: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = invoke(*(bundle if word == "BUNDLE" else word for word in arguments))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("dsedge: ")
+    assert done.err.count("\n") == 1
+    assert message in done.err
+
+
+def test_a_damaged_bundle_is_exit_2(invoke: Invoke, bundle: Path) -> None:
+    with open(bundle / "weights.safetensors", "r+b") as file:
+        file.seek(-1, io.SEEK_END)
+        file.write(b"!")
+    done = invoke(*run(bundle, "hi"))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "weights.safetensors: its SHA-256 is not the manifest's" in done.err
+
+
+def test_a_prompt_that_does_not_fit_names_both_numbers(invoke: Invoke, bundle: Path) -> None:
+    done = invoke(*run(bundle, "x" * 20, "--raw", "--context", "10"))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "20 tokens and the context holds 10" in done.err
+
+
+def test_logits_that_are_not_numbers_are_exit_1(invoke: Invoke, tmp_path: Path) -> None:
+    broken = write_bundle(tmp_path / "nan.dsedge", [ANSWER], fail_at=3).path
+    done = invoke(*run(broken, "hi"))
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "not finite" in done.err
+
+
+def test_a_bug_is_one_line_and_exit_1_unless_debug_asks(
+    invoke: Invoke, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("something\nodd")
+
+    monkeypatch.setattr("edge.pipeline.open_runtime", explode)
+    done = invoke(*run(bundle, "hi"))
+    assert (done.code, done.out) == (1, "")
+    assert (
+        done.err
+        == "dsedge: unexpected ZeroDivisionError: something odd; this is a bug: --debug shows where it happened\n"
+    )
+    done = invoke(*run(bundle, "hi", "--debug"))
+    assert done.code == 1
+    assert "Traceback" in done.err
+    assert "in explode" in done.err
+
+
+def test_debug_after_a_double_dash_is_a_prompt(invoke: Invoke, bundle: Path) -> None:
+    found = json.loads(invoke(*run(bundle, "--raw", "--json", "--", "--debug")).out)
+    assert found["prompt_tokens"] == len("--debug")
+
+
+def test_help_and_version_are_exit_0(invoke: Invoke) -> None:
+    helped = invoke("--help")
+    assert helped.code == 0
+    for name in ("run", "export", "inspect", "verify", "doctor", "bench", "list", "pull", "rm"):
+        assert f"  {name} " in helped.out
+    assert invoke("--version") == Outcome(0, f"dsedge {edge.__version__}\n", "")
+    assert "--repetition-penalty" in invoke("run", "--help").out
+
+
+def test_u2_ctrl_c_outside_an_answer_is_exit_130_and_leaves_nothing(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(source: str, out: Path, **_: object) -> None:
+        with BundleFolder(out) as folder:
+            (folder.path / "weights.safetensors").write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(edge, "export", interrupted, raising=False)
+    assert invoke("export", "source", "-o", "new.dsedge").code == 130
+    assert [path.name for path in tmp_path.iterdir() if "dsedge" in path.name] == []
+
+
+def test_the_store_is_listed_and_emptied(invoke: Invoke) -> None:
+    assert invoke("list").out.split() == [
+        "name",
+        "store",
+        "license",
+        "smollm2-135m-instruct",
+        "not",
+        "pulled",
+        "Apache-2.0",
+    ]
+    write_bundle(store.place("mine"), [ANSWER])
+    models = json.loads(invoke("list", "--json").out)["models"]
+    assert [(item["name"], item["in_store"]) for item in models] == [("mine", True), ("smollm2-135m-instruct", False)]
+    assert invoke("run", "mine", "hi", "--runtime", "scripted").out == ANSWER + "\n"
+    assert invoke("rm", "mine") == Outcome(0, "", "removed mine\n")
+    assert store.names() == []
+
+
+def test_u1_a_row_of_a_table_is_one_line_in_a_pipe(invoke: Invoke) -> None:
+    name = "long-" * 19
+    write_bundle(store.place(name + "a"), [ANSWER])
+    assert [line.split()[-1] for line in invoke("list").out.splitlines() if name in line] == ["MB"]
+
+
+def test_run_pulls_a_catalogued_model_first(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def deliver(source: Path, out: Path, **_: object) -> None:
+        assert source == tmp_path / "source.gguf"
+        write_bundle(out, [ANSWER])
+
+    monkeypatch.setattr("edge.commands.models.fetch", lambda model, progress: tmp_path / "source.gguf")
+    monkeypatch.setattr(edge, "export", deliver, raising=False)
+    done = invoke("run", "smollm2-135m-instruct", "hi", "--runtime", "scripted")
+    assert (done.code, done.out) == (0, ANSWER + "\n")
+    assert "Apache-2.0" in done.err
+    assert store.names() == ["smollm2-135m-instruct"]
+    assert invoke("pull", "smollm2-135m-instruct").err.startswith("smollm2-135m-instruct is in the store already")
+
+
+def test_doctor_names_every_backend(invoke: Invoke) -> None:
+    found = json.loads(invoke("doctor", "--json").out)
+    assert found["runtimes"]["scripted"] == {"devices": ["cpu"], "reason": None, "auto": False}
+    assert [name for name, item in found["runtimes"].items() if item["auto"]] == ["onnx"]
+    assert "chosen by auto" in invoke("doctor").out
+
+
+def test_inspect_counts_what_the_spec_implies(invoke: Invoke, bundle: Path) -> None:
+    found = json.loads(invoke("inspect", bundle, "--json").out)
+    # One layer of width 2: embedding and head 260 × 2, q k v o and the three of the MLP 2 × 2, three norms of 2.
+    assert found["parameters"] == 2 * 260 * 2 + 7 * 4 + 3 * 2
+    assert found["bits_per_weight"] == 32
+    assert {row["kind"]: row["count"] for row in found["tensors"]}["mlp_norm"] == 1
+    assert found["kv_bytes_per_token"] == 2 * 1 * 2 * 4
+    assert found["memory"]["kv"] == 4096 * 16
+    assert found["bytes"] == sum(path.stat().st_size for path in bundle.iterdir() if path.name != "manifest.json")
+    assert "4096 tokens, 16 bytes of KV a token" in invoke("inspect", bundle).out
+
+
+def test_verify_recomputes_the_sums_that_opening_trusts(invoke: Invoke, bundle: Path) -> None:
+    done = invoke("verify", bundle, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["files"] == 4
+    weights = bundle / "weights.safetensors"
+    times = weights.stat()
+    with open(weights, "r+b") as file:
+        file.seek(-1, io.SEEK_END)
+        file.write(b"!")
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert invoke(*run(bundle, "hi")).code == 0
+    done = invoke("verify", bundle)
+    assert (done.code, done.out) == (2, "")
+    assert "SHA-256 is not the manifest's" in done.err
+
+
+def test_bench_ends_in_one_json_line(invoke: Invoke, bundle: Path) -> None:
+    options = ("--runtime", "scripted", "--prompt", "20", "--new", "4", "--runs", "3", "--threads", "2")
+    done = invoke("bench", bundle, *options)
+    assert done.code == 0
+    found = json.loads(done.out)
+    needed = {"runtime", "threads", "prompt", "new", "prefill_tok_s", "decode_tok_s", "ttft_ms", "load_s", "peak_mb"}
+    assert needed <= found.keys()
+    assert (found["runtime"], found["threads"], found["prompt"], found["new"]) == ("scripted", 2, 20, 4)
+    rates = sorted(item["decode_tok_s"] for item in found["runs"])
+    assert found["decode_tok_s"] == rates[1]
+    assert found["prefill_tok_s"] == pytest.approx(20 / found["ttft_ms"] * 1000, rel=0.5)
+    assert "median" in done.err
+    assert invoke("bench", bundle, *options, "--json").err == ""

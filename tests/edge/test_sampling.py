@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.errors import NumericsError, OptionError
+from edge.options import GenerateOptions
+from edge.sampling import Sampler, philox, uniform
+
+Logits = npt.NDArray[np.float32]
+
+
+def sampler(vocab: int, **options: Any) -> Sampler:
+    return Sampler(GenerateOptions(**{"seed": 7, **options}), vocab)
+
+
+def floats(*values: float) -> Logits:
+    return np.array(values, np.float32)
+
+
+def order(logits: Logits) -> list[int]:
+    return sorted(range(len(logits)), key=lambda n: (-float(logits[n]), n))
+
+
+def slow_draw(logits: Logits, options: GenerateOptions, draw: int) -> int:
+    """Steps 5 to 9 of the rule, written from its text with plain loops."""
+    ranked = [n for n in order(logits) if logits[n] > -math.inf]
+    top = float(logits[ranked[0]])
+    weight = {n: math.exp(max(-745.2, (float(logits[n]) - top) / options.temperature)) for n in ranked}
+    if options.top_k:
+        ranked = ranked[: options.top_k]
+    if options.top_p < 1:
+        goal = options.top_p * math.fsum(weight[n] for n in ranked)
+        size = next(i for i in range(1, len(ranked) + 1) if math.fsum(weight[n] for n in ranked[:i]) >= goal - 1e-12)
+        ranked = ranked[:size]
+    ranked = [n for n in ranked if weight[n] >= options.min_p]
+    target = uniform(options.seed or 0, draw) * math.fsum(weight[n] for n in ranked)
+    running = 0.0
+    for n in ranked:
+        running += weight[n]
+        if running > target:
+            return n
+    return ranked[-1]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((2**32 - 1,) * 4, (2**32 - 1,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+])  # fmt: skip
+def test_philox_gives_its_authors_known_answers(counter: Any, key: Any, expected: Any) -> None:
+    # The philox4x32_10 lines of kat_vectors in the Random123 distribution.
+    assert philox(counter, key) == expected
+
+
+def test_uniform_is_made_as_documented() -> None:
+    assert uniform(0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
+    x0, x1, _, _ = philox((5, 1, 0, 0), (0xDEADBEEF, 0x12345678))
+    assert uniform(0x12345678DEADBEEF, 2**32 + 5) == ((x0 * 2**32 + x1) // 2**11) / 2**53
+    values = [uniform(3, n) for n in range(4000)]
+    assert 0 <= min(values) < 0.01
+    assert 0.99 < max(values) < 1
+    assert abs(np.mean(values) - 0.5) < 0.02
+
+
+def test_greedy_takes_the_lowest_id_of_equals_and_draws_nothing() -> None:
+    greedy = sampler(6)
+    assert greedy.sample(floats(1, 3, -1, 3, 3, 0)) == 1
+    assert greedy.draws == 0
+
+
+def test_the_same_seed_gives_the_same_tokens() -> None:
+    logits = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+    first, second, other = (sampler(500, temperature=1, seed=seed) for seed in (5, 5, 6))
+    tokens = [[picker.sample(logits) for _ in range(50)] for picker in (first, second, other)]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert first.draws == 50
+    expected = [slow_draw(logits, GenerateOptions(temperature=1, seed=5), draw) for draw in range(50)]
+    assert tokens[0] == expected
+
+
+def test_a_fresh_seed_is_reported_and_repeats_the_answer() -> None:
+    logits = np.zeros(1000, np.float32)
+    fresh = Sampler(GenerateOptions(temperature=1), 1000)
+    tokens = [fresh.sample(logits) for _ in range(20)]
+    assert 0 <= fresh.seed < 2**53
+    again = sampler(1000, temperature=1, seed=fresh.seed)
+    assert [again.sample(logits) for _ in range(20)] == tokens
+    assert Sampler(GenerateOptions(temperature=1), 1000).seed != fresh.seed
+
+
+def test_draws_follow_the_softmax() -> None:
+    logits, temperature, count = floats(2, 0.5, 1, -1, 0.5, -6), 0.8, 6000
+    picker = sampler(6, temperature=temperature, seed=11)
+    seen = np.bincount([picker.sample(logits) for _ in range(count)], minlength=6)
+    weights = np.exp(logits.astype(np.float64) / temperature)
+    expected = count * weights / weights.sum()
+    assert np.sum((seen - expected) ** 2 / expected) < 20.5  # chi-square, 5 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("shape", ["peaked", "flat", "steps", "equal"])
+@pytest.mark.parametrize("options", [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 5.0},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 999},
+    {"top_p": 0.0},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"min_p": 0.02},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "temperature": 1.5},
+    {"top_p": 0.9, "min_p": 0.3},
+    {"top_k": 5, "min_p": 0.3},
+])  # fmt: skip
+def test_truncation_equals_a_slow_model(options: dict[str, Any], shape: str) -> None:
+    rng = np.random.default_rng(3)
+    logits = {
+        "peaked": rng.standard_normal(300) * 6,
+        "flat": rng.standard_normal(300) * 0.05,
+        "steps": np.round(rng.standard_normal(300)),  # ties everywhere
+        "equal": np.zeros(300),
+    }[shape].astype(np.float32)
+    full = GenerateOptions(**{"seed": 21, "temperature": 1.0, **options})
+    picker = Sampler(full, 300)
+    assert [picker.sample(logits) for _ in range(60)] == [slow_draw(logits, full, draw) for draw in range(60)]
+
+
+def test_any_logits_equal_a_slow_model() -> None:
+    value = st.floats(-60, 60, width=32) | st.sampled_from([-math.inf, 0.0, -0.0, 1.0])
+    chance = st.sampled_from([0.1, 0.5, 0.9, 1.0])
+
+    @settings(max_examples=150, deadline=None)
+    @given(st.lists(value, min_size=1, max_size=30), st.floats(0.05, 9), st.integers(0, 12), chance, chance)
+    def check(values: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+        logits = floats(*values)
+        if not np.isfinite(logits).any():
+            return
+        options = GenerateOptions(
+            seed=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p if min_p < 1 else 0
+        )
+        picker = Sampler(options, len(values))
+        for draw in range(4):
+            assert picker.sample(logits) == slow_draw(logits, options, draw)
+
+    check()
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-4])
+def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
+    picker = sampler(5, temperature=temperature)
+    assert {picker.sample(floats(1, 4, 3.9, -2, 4)) for _ in range(40)} == {1, 4}  # equals share, by the rule
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() -> None:
+    # Seen: 0 (prompt), 1 (prompt and answer), 3 (answer). 4 / 2 = 2, 3 / 2 = 1.5, -1 * 2 = -2.
+    picker = sampler(5, repetition_penalty=2.0)
+    picker.prompt([0, 1, 1])
+    for token in (1, 3):
+        picker.accept(token)
+    assert picker._adjust(floats(4, 3, 1.75, -1, 0)).tolist() == [2, 1.5, 1.75, -2, 0]
+    assert picker.sample(floats(4, 3, 1.75, -1, 0)) == 0
+    assert picker.sample(floats(3.4, 3, 1.75, -1, 0)) == 2
+
+
+def test_presence_and_frequency_count_the_answer_only() -> None:
+    picker = sampler(4, presence_penalty=1.0, frequency_penalty=0.25)
+    picker.prompt([0, 0, 0])
+    for token in (1, 2, 2, 2):
+        picker.accept(token)
+    assert picker._adjust(floats(5, 5, 5, 5)).tolist() == [5, 3.75, 3.25, 5]
+    assert picker.sample(floats(3, 5, 4.5, 3.5)) == 1
+    assert picker.sample(floats(4, 5, 4.5, 3.5)) == 0
+
+
+def test_adjustments_come_in_the_documented_order() -> None:
+    # (6 / 2 - 1 - 0.5 * 1) + 2 = 3.5; the bias of an unseen token: 1 + 2.25 = 3.25.
+    picker = sampler(
+        3, repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={0: 2.0, 2: 2.25}
+    )
+    picker.accept(0)
+    assert picker._adjust(floats(6, 3.4, 1)).tolist() == [3.5, np.float32(3.4), 3.25]
+
+
+def test_penalties_stay_right_as_the_answer_grows() -> None:
+    rng = np.random.default_rng(5)
+    logits, tokens = rng.standard_normal(900).astype(np.float32), rng.integers(0, 900, 1500)
+    picker = sampler(900, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.1)
+    picker.prompt(tokens[:500].tolist())
+    for token in tokens[500:].tolist():
+        picker.accept(token)
+    expected = []
+    for n, logit in enumerate(logits.tolist()):
+        value = logit
+        if n in tokens:
+            value = float(np.float32(value / 1.3 if value > 0 else value * 1.3))
+        count = int(np.sum(tokens[500:] == n))
+        expected.append(np.float32(value - 0.4 - 0.1 * count) if count else np.float32(value))
+    assert picker._adjust(logits).tolist() == [float(value) for value in expected]
+
+
+def test_a_bias_bans_and_forces_tokens() -> None:
+    logits = floats(3, 2, 1, 0)
+    assert sampler(4, logit_bias={0: -100.0}).sample(logits) == 1
+    assert sampler(4, logit_bias={3: 100.0}).sample(logits) == 3
+    picker = sampler(4, logit_bias={0: -100.0}, temperature=2.0)
+    assert 0 not in {picker.sample(logits) for _ in range(100)}
+
+
+@pytest.mark.parametrize("options", [
+    {"logit_bias": {0: 1.0}, "repetition_penalty": 1.5}, {"temperature": 1.0, "top_p": 0.9}, {},
+])  # fmt: skip
+def test_the_callers_logits_stay_as_they_are(options: dict[str, Any]) -> None:
+    logits = floats(1, 2, 3, 4)
+    logits.flags.writeable = False
+    picker = sampler(4, **options)
+    picker.accept(0)
+    picker.sample(logits)
+    assert logits.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.5}, {"top_k": 2, "temperature": 1}]
+)
+def test_logits_that_are_no_numbers_are_an_error(bad: float, options: dict[str, Any]) -> None:
+    with pytest.raises(NumericsError, match=f"the logit of token 2 is {bad}"):
+        sampler(4, **options).sample(floats(5, 1, bad, 2))
+    with pytest.raises(NumericsError):
+        sampler(2, **options).sample(floats(-math.inf, -math.inf))
+
+
+@pytest.mark.parametrize("bias", [{4: 1.0}, {-1: 1.0}, {0: math.inf}, {0: math.nan}])
+def test_a_bias_that_does_not_fit_is_refused(bias: dict[int, float]) -> None:
+    with pytest.raises(OptionError, match="ids are 0 to 3"):
+        sampler(4, logit_bias=bias)
+
+
+def test_bands_cover_a_large_vocabulary_in_order() -> None:
+    logits = (np.random.default_rng(8).standard_normal(20_000) * 3).astype(np.float32)
+    options: Sequence[dict[str, Any]] = (
+        {"temperature": 2.0},
+        {"temperature": 1.0, "top_p": 0.97},
+        {"temperature": 0.9, "top_k": 4000},
+    )
+    for one in options:
+        full = GenerateOptions(seed=9, **one)
+        picker = Sampler(full, len(logits))
+        weights = np.exp((logits.astype(np.float64) - logits.max()) / full.temperature)
+        ranked = np.array(order(logits))
+        sums = np.cumsum(weights[ranked])
+        count = full.top_k or len(ranked)
+        count = int(np.searchsorted(sums, full.top_p * sums[count - 1])) + 1 if full.top_p < 1 else count
+        for draw in range(100):
+            place = np.searchsorted(sums, uniform(9, draw) * sums[count - 1], side="right")
+            assert picker.sample(logits) == ranked[place]

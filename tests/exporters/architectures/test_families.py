@@ -1,0 +1,376 @@
+"""Families read from folders and GGUF files: specs, weights and frequencies equal to transformers' own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize as gguf_dequantize
+from gguf.quants import quantize as gguf_quantize
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from edge.errors import CheckpointError, UnsupportedError
+from edge.graph import build
+from edge.payload import dequantize
+from edge.rope import inverse_frequencies
+from exporters.architectures import describe
+from exporters.checkpoint import Checkpoint
+from tests.exporters.tiny import load_reference, tiny_llama, tiny_mistral, tiny_qwen2, write_gguf
+
+Open = Callable[[Path], Checkpoint]
+LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@pytest.fixture
+def folder(llama_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+
+def edit_config(folder: Path, *drop: str, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for key in drop:
+        config.pop(key)
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def assert_same_weights(checkpoint: Checkpoint, folder: Path) -> None:
+    """Every weight of the graph equals the parameter of transformers' model that does its work."""
+    model = describe(checkpoint)
+    reference = load_reference(folder)
+    layer = reference.model.layers[1]
+    spot_checks = {
+        "embed": reference.model.embed_tokens.weight,
+        "norm": reference.model.norm.weight,
+        "layers.1.attn_norm": layer.input_layernorm.weight,
+        "layers.1.mlp_norm": layer.post_attention_layernorm.weight,
+        "layers.1.mlp.gate": layer.mlp.gate_proj.weight,
+        "layers.1.mlp.up": layer.mlp.up_proj.weight,
+        "layers.1.mlp.down": layer.mlp.down_proj.weight,
+    }
+    for part in "qkvo":
+        module = getattr(layer.self_attn, f"{part}_proj")
+        spot_checks[f"layers.1.attn.{part}"] = module.weight
+        if module.bias is not None:
+            spot_checks[f"layers.1.attn.{part}.bias"] = module.bias
+    if not model.spec.tied_head:
+        spot_checks["head"] = reference.lm_head.weight
+    for name, parameter in spot_checks.items():
+        np.testing.assert_array_equal(model.weights[name].read(), parameter.detach().numpy(), err_msg=name)
+    assert model.weights.keys() == {weight.name for weight in build(model.spec).weights}
+    assert {name for name in model.weights if name.startswith("layers.1.")} == spot_checks.keys() - {
+        "embed",
+        "norm",
+        "head",
+    }
+
+
+# ---- what a config says ----
+
+
+def test_llama_spec(llama_folder: Path, opened: Open) -> None:
+    spec = describe(opened(llama_folder)).spec
+    config = AutoConfig.from_pretrained(llama_folder)
+    assert spec.family == "llama"
+    assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (300, 64, 96)
+    assert (spec.heads, spec.kv_heads, spec.head_dim, len(spec.layers)) == (4, 2, 16, 2)
+    assert (spec.context, spec.norm_eps, spec.attention_scale) == (4096, config.rms_norm_eps, 16**-0.5)
+    assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.tied_head) == (False, False, False, False)
+    assert spec.windows == (None,)
+    assert_same_weights(opened(llama_folder), llama_folder)
+
+
+def test_c6_head_dim_is_the_configs(tmp_path: Path, opened: Open) -> None:
+    folder = tiny_llama(tmp_path / "model", head_dim=32)
+    for source in (folder, write_gguf(folder, tmp_path / "m.gguf")):
+        spec = describe(opened(source)).spec
+        assert (spec.head_dim, spec.attention_scale, spec.ropes[0].dim) == (32, 32**-0.5, 32)
+        assert_same_weights(opened(source), folder)
+    edit_config(folder, "head_dim", num_attention_heads=5)
+    with pytest.raises(CheckpointError, match="no head_dim, and 5 heads do not divide hidden_size 64"):
+        describe(opened(folder))
+
+
+def test_c6_qwen2_biases(qwen2_folder: Path, tmp_path: Path, opened: Open) -> None:
+    assert describe(opened(qwen2_folder)).spec.qkv_bias
+    bias = describe(opened(qwen2_folder)).weights["layers.0.attn.k.bias"].read()
+    assert np.abs(bias).min() > 0
+    assert_same_weights(opened(qwen2_folder), qwen2_folder)
+    assert_same_weights(opened(write_gguf(qwen2_folder, tmp_path / "m.gguf")), qwen2_folder)
+
+
+def test_c6_llama_biases(tmp_path: Path, opened: Open) -> None:
+    folder = tiny_llama(tmp_path / "model", attention_bias=True, mlp_bias=True)
+    for source in (folder, write_gguf(folder, tmp_path / "m.gguf")):
+        model = describe(opened(source))
+        assert (model.spec.qkv_bias, model.spec.output_bias, model.spec.mlp_bias) == (True, True, True)
+        expected = load_reference(folder).model.layers[1]
+        for name, module in (("attn.q", expected.self_attn.q_proj), ("attn.k", expected.self_attn.k_proj),
+                             ("attn.o", expected.self_attn.o_proj), ("mlp.down", expected.mlp.down_proj)):  # fmt: skip
+            bias = model.weights[f"layers.1.{name}.bias"].read()
+            np.testing.assert_array_equal(bias, module.bias.detach().numpy(), err_msg=name)
+
+
+def test_windows_of_qwen2_and_mistral(tmp_path: Path, opened: Open) -> None:
+    qwen = tiny_qwen2(tmp_path / "q", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    off = tiny_qwen2(tmp_path / "o", use_sliding_window=False, sliding_window=8, max_window_layers=1)
+    mistral = tiny_mistral(tmp_path / "m", sliding_window=12)
+    unbounded = tiny_mistral(tmp_path / "u", sliding_window=None)
+    expected = {qwen: [None, 8], off: [None, None], mistral: [12, 12], unbounded: [None, None]}
+    for folder, windows in expected.items():
+        assert [layer.window for layer in describe(opened(folder)).spec.layers] == windows
+    edit_config(qwen, "layer_types")  # as transformers before version 5 wrote it
+    assert [layer.window for layer in describe(opened(qwen)).spec.layers] == [None, 8]
+    edit_config(qwen, layer_types=["full_attention", "linear_attention"])
+    with pytest.raises(UnsupportedError, match="layers of type 'linear_attention'"):
+        describe(opened(qwen))
+    edit_config(mistral, "sliding_window", "num_key_value_heads")  # transformers' defaults: 4096 and 8
+    with pytest.raises(CheckpointError, match="4 heads cannot be grouped over 8 kv heads"):
+        describe(opened(mistral))
+
+
+def test_unknown_architecture_lists_the_known(folder: Path, opened: Open) -> None:
+    edit_config(folder, architectures=["GPT9ForCausalLM"])
+    with pytest.raises(UnsupportedError, match=r"'GPT9ForCausalLM' is not supported; .* LlamaForCausalLM, Mistral"):
+        describe(opened(folder))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": "64"}, "hidden_size in the model's config is '64'; it must be a positive whole number"),
+        ({"num_hidden_layers": None}, "num_hidden_layers in the model's config is missing"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps in the model's config is 0"),
+        ({"attention_bias": "no"}, "attention_bias in the model's config is 'no'; it must be true or false"),
+        ({"head_dim": 15}, "rope over 15 of 15 dimensions"),
+        ({"hidden_act": "relu"}, "activation 'relu' is not known; known are silu"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"already quantized \(gptq\); export from the model"),
+        ({"num_hidden_layers": 3}, r"layers\.2\.attn_norm is missing: .* 'model\.layers\.2\.input_layernorm\.weight'"),
+        ({"intermediate_size": 128}, r"mlp\.gate_proj\.weight' has the shape \[96, 64\].*\[128, 64\]"),
+        ({"num_hidden_layers": 1}, r"tensor 'model\.layers\.1\.\S+ and 8 more would be ignored"),
+        ({"attention_bias": True}, r"layers\.0\.attn\.q\.bias is missing"),
+    ],
+)
+def test_configs_that_do_not_fit(folder: Path, opened: Open, values: dict[str, Any], message: str) -> None:
+    edit_config(folder, **values)
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
+        describe(opened(folder))
+
+
+def test_stored_inverse_frequencies_are_no_leftover(folder: Path, opened: Open) -> None:
+    edit_weights(folder, lambda w: w.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    assert_same_weights(opened(folder), folder)
+
+
+# ---- the head ----
+
+
+def test_c1_untied_and_stored(folder: Path, opened: Open) -> None:
+    edit_config(folder, tie_word_embeddings=False)
+    model = describe(opened(folder))
+    assert not model.spec.tied_head
+    np.testing.assert_array_equal(
+        model.weights["head"].read(), load_file(folder / "model.safetensors")["lm_head.weight"].numpy()
+    )
+
+
+def test_c1_tied_and_absent(folder: Path, opened: Open) -> None:
+    edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    edit_config(folder, tie_word_embeddings=True)
+    model = describe(opened(folder))
+    assert model.spec.tied_head
+    assert "head" not in model.weights
+
+
+def test_c1_tied_but_stored_and_different_is_used(folder: Path, opened: Open) -> None:
+    edit_config(folder, tie_word_embeddings=True)
+    model = describe(opened(folder))
+    assert not model.spec.tied_head
+    assert model.weights["head"].name == "lm_head.weight"
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_c1_stored_but_identical_is_tied(folder: Path, opened: Open, flag: bool) -> None:
+    def copy_embedding(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    edit_weights(folder, copy_embedding)
+    edit_config(folder, tie_word_embeddings=flag)
+    assert describe(opened(folder)).spec.tied_head
+    edit_weights(folder, lambda weights: weights["lm_head.weight"][299].add_(1e-3))  # the very last row differs
+    assert not describe(opened(folder)).spec.tied_head
+
+
+def test_c1_untied_and_absent_is_an_error(folder: Path, opened: Open) -> None:
+    edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+    for change in ({"tie_word_embeddings": False}, {"tie_word_embeddings": None}):
+        edit_config(folder, **change)
+        with pytest.raises(CheckpointError, match=r"no output head: .* 'lm_head\.weight'"):
+            describe(opened(folder))
+
+
+def test_c1_gguf_without_output_is_tied(tmp_path: Path, opened: Open) -> None:
+    tied = tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
+    assert describe(opened(write_gguf(tied, tmp_path / "tied.gguf"))).spec.tied_head
+    loose = tiny_llama(tmp_path / "loose")
+    assert not describe(opened(write_gguf(loose, tmp_path / "loose.gguf"))).spec.tied_head
+
+
+# ---- rope ----
+
+
+def frequencies_of_transformers(folder: Path) -> np.ndarray:
+    return LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder)).inv_freq.double().numpy()
+
+
+@pytest.mark.parametrize("layout", ["rope_parameters", "rope_scaling rope_type", "rope_scaling type"])
+@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
+def test_c4_frequencies_equal_transformers(folder: Path, opened: Open, layout: str, kind: str) -> None:
+    factors = {"default": {}, "linear": {"factor": 4.0}, "llama3": LLAMA3}[kind]
+    edit_config(folder, head_dim=64, max_position_embeddings=131072)
+    if layout == "rope_parameters":
+        edit_config(folder, rope_parameters={"rope_type": kind, "rope_theta": 500000.0, **factors})
+    else:
+        spelling = layout.split()[1]
+        edit_config(folder, "rope_parameters", rope_theta=500000.0, rope_scaling={spelling: kind, **factors})
+    expected = frequencies_of_transformers(folder)
+    edit_weights(folder, widen_heads)
+    rope = describe(opened(folder)).spec.ropes[0]
+    assert rope.kind == kind
+    np.testing.assert_allclose(inverse_frequencies(rope), expected, rtol=1e-6, atol=0)
+    assert (kind == "default") == np.allclose(expected, 500000.0 ** (-np.arange(32) / 32), rtol=1e-6)
+
+
+def widen_heads(weights: dict[str, torch.Tensor]) -> None:
+    """Give q, k, v and o the shapes of a head_dim of 64."""
+    for name in list(weights):
+        for part, heads in (("q", 4), ("k", 2), ("v", 2)):
+            if f"{part}_proj" in name:
+                weights[name] = torch.zeros(heads * 64, 64)
+        if "o_proj" in name:
+            weights[name] = torch.zeros(64, 4 * 64)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su"])
+def test_c4_unknown_rope_types_are_named(folder: Path, opened: Open, kind: str) -> None:
+    for key in ("type", "rope_type"):
+        edit_config(folder, rope_parameters=None, rope_scaling={key: kind, "factor": 4.0})
+        with pytest.raises(UnsupportedError, match=f"rope type '{kind}' is not known; known are default, linear"):
+            describe(opened(folder))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor in the model's config is missing"),
+        ({**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}, "low_freq_factor 1.0 must be below"),
+        ({"rope_type": "linear"}, "factor in the model's config is missing"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "rope over 0.5 of each head"),
+        ({"full_attention": {"rope_type": "default"}}, "differ between layer types"),
+        ({"rope_type": "default", "rope_theta": -1}, "rope_theta in the model's config is -1"),
+    ],
+)
+def test_c4_incomplete_rope_parameters(folder: Path, opened: Open, values: dict[str, Any], message: str) -> None:
+    edit_config(folder, rope_parameters=values)
+    with pytest.raises((CheckpointError, UnsupportedError), match=message):
+        describe(opened(folder))
+
+
+def llama_cpp_factors(theta: float, dim: int) -> np.ndarray:
+    """What llama.cpp's converter stores for Llama 3.2, in its own float32 steps."""
+    frequencies = 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
+    factors = []
+    for wavelength in (2 * torch.pi / frequencies).tolist():
+        smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+        inside = 1.0 / ((1 - smooth) / 32.0 + smooth)
+        factors.append(1.0 if wavelength < 8192 / 4 else 32.0 if wavelength > 8192 else inside)
+    return np.array(factors, np.float32)
+
+
+def test_c4_gguf_frequency_factors(tmp_path: Path, opened: Open) -> None:
+    parameters = {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3}
+    folder = tiny_llama(tmp_path / "model", head_dim=64, max_position_embeddings=131072, rope_parameters=parameters)
+    factors = llama_cpp_factors(500000.0, 64)
+    assert np.any((factors > 1) & (factors < 32)), "all three bands are there"
+    model = describe(opened(write_gguf(folder, tmp_path / "m.gguf", rope_factors=factors)))
+    assert model.spec.ropes == describe(opened(folder)).spec.ropes
+    np.testing.assert_allclose(
+        inverse_frequencies(model.spec.ropes[0]), frequencies_of_transformers(folder), rtol=1e-6, atol=0
+    )
+    ones = describe(opened(write_gguf(folder, tmp_path / "ones.gguf", rope_factors=np.ones(32, np.float32))))
+    assert ones.spec.ropes[0].kind == "default"
+    factors[np.flatnonzero((factors > 1) & (factors < 32))[0]] *= 1.01
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight holds frequency factors up to 32 that are not"):
+        describe(opened(write_gguf(folder, tmp_path / "odd.gguf", rope_factors=factors)))
+
+
+def test_c4_gguf_scaling_keys(llama_folder: Path, tmp_path: Path, opened: Open) -> None:
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    for metadata in (linear, {"rope.scale_linear": 4.0}):
+        rope = describe(opened(write_gguf(llama_folder, tmp_path / "m.gguf", metadata=metadata))).spec.ropes[0]
+        assert (rope.kind, rope.factor) == ("linear", 4.0)
+    refused = {
+        "rope type 'yarn' is not known": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        r"llama\.rope\.scaling\.attn_factor is 1\.5": {"rope.scaling.attn_factor": 1.5},
+        r"llama\.expert_count is 8": {"expert_count": 8},
+        r"llama\.logit_scale is 0\.5": {"logit_scale": 0.5},
+        "heads of 16 for keys but 8 for values": {"attention.value_length": 8},
+    }
+    for message, metadata in refused.items():
+        with pytest.raises(UnsupportedError, match=message):
+            describe(opened(write_gguf(llama_folder, tmp_path / "m.gguf", metadata=metadata)))
+
+
+# ---- the order of rows ----
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_c7_rows_of_q_and_k_come_back(
+    request: pytest.FixtureRequest, tmp_path: Path, opened: Open, family: str
+) -> None:
+    folder = request.getfixturevalue(f"{family}_folder")
+    path = write_gguf(folder, tmp_path / "m.gguf")
+    assert_same_weights(opened(path), folder)
+    assert describe(opened(path)).spec == describe(opened(folder)).spec, "to the last bit of norm_eps"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_c7_quantized_rows_come_back(
+    request: pytest.FixtureRequest, tmp_path: Path, opened: Open, family: str, kind: str
+) -> None:
+    folder = request.getfixturevalue(f"{family}_folder")
+    source = load_file(folder / "model.safetensors")
+    weights = describe(opened(write_gguf(folder, tmp_path / "m.gguf", quantization=kind))).weights
+    number = gguf.GGMLQuantizationType[kind]
+    for part in "qkvo":
+        expected = source[f"model.layers.0.self_attn.{part}_proj.weight"].numpy()
+        expected = gguf_dequantize(gguf_quantize(expected, number), number)  # by rows, so their order is immaterial
+        tensor = weights[f"layers.0.attn.{part}"]
+        np.testing.assert_array_equal(tensor.read(), expected)
+        if tensor.scheme is not None:
+            np.testing.assert_array_equal(dequantize(tensor.scheme, tensor.codes(), 64), expected)
+            np.testing.assert_array_equal(dequantize(tensor.scheme, tensor.codes(3, 21), 64), expected[3:21])
+        assert (tensor.scheme is not None) == (kind != "Q5_0")
+
+
+def test_c7_any_range_of_rows(llama_folder: Path, tmp_path: Path, opened: Open) -> None:
+    tensor = describe(opened(write_gguf(llama_folder, tmp_path / "m.gguf"))).weights["layers.0.attn.k"]
+    expected = load_file(llama_folder / "model.safetensors")["model.layers.0.self_attn.k_proj.weight"].numpy()
+    for start in range(33):
+        for stop in range(start, 33):
+            np.testing.assert_array_equal(tensor.read(start, stop), expected[start:stop])
