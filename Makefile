@@ -7,6 +7,8 @@ PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
 PROMPT ?= What is the capital of France?
 BIN := .venv/bin
+# setuptools warns about every editable install from a folder whose packages lie at its top.
+PIP := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip --quiet --disable-pip-version-check
 SOURCES := edge exporters runtimes tests
 
 export PROMPT
@@ -27,7 +29,7 @@ check: .venv/.tested
 	$(BIN)/ruff format --check $(SOURCES) .ci
 	$(BIN)/ruff check $(SOURCES) .ci
 	$(BIN)/mypy
-	$(BIN)/python .ci/sizes.py $(SOURCES)
+	$(BIN)/python .ci/sizes.py edge exporters runtimes
 
 format: .venv/.tested
 	$(BIN)/ruff format $(SOURCES) .ci
@@ -37,19 +39,19 @@ clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 .venv/.made:
-	@$(PYTHON) -c 'import sys; ok = sys.version_info >= (3, 11); print("" if ok else "dsedge needs Python 3.11 or newer and $(PYTHON) is " + sys.version.split()[0] + "; run: make PYTHON=/path/to/python3.11", end="", file=sys.stderr); sys.exit(not ok)'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dsedge needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
 	@echo "making .venv" >&2
 	@$(PYTHON) -m venv .venv
 	@# Dependency groups need pip 25.1.
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	@$(PIP) install --upgrade "pip>=25.1"
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.made
 	@echo "installing dsedge into .venv" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(PIP) install --editable .
 	@touch $@
 
 .venv/.tested: pyproject.toml constraints.txt | .venv/.installed
 	@echo "installing what the tests need into .venv" >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@$(PIP) install --constraint constraints.txt --editable . --group dev
 	@touch $@

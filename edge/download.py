@@ -70,7 +70,8 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip exited with {done.returncode}"]
-        raise UserError(lines[-1].removeprefix("ERROR: "))
+        errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
+        raise UserError((errors or lines)[-1].removeprefix("ERROR: "))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise UserError(f"pip delivered {len(wheels)} wheels where one was expected")

@@ -99,10 +99,9 @@ def _kv_bytes(bundle: Bundle, context: int) -> tuple[int, int]:
     return row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
 
 
-def _levels(levels: Mapping[str, int]) -> str:
-    """`210 at 4, 1 at 0`."""
-    counted = Counter(levels.values())
-    return ", ".join(f"{count} at {level}" for level, count in sorted(counted.items(), reverse=True))
+def _precision(precision: Mapping[str, str]) -> str:
+    """`210 int8, 1 int16`."""
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(precision.values()).most_common())
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -136,12 +135,12 @@ def _print(report: dict[str, Any]) -> None:
             name,
             graph["file"],
             graph["kind"],
-            _levels(graph["levels"]),
+            _precision(graph["precision"]),
             f"{len(graph['inputs'])}/{len(graph['outputs'])}",
         )
         for name, graph in report["graphs"].items()
     ]
-    terminal.print_table(("graph", "file", "kind", "linears at each accuracy level", "in/out"), graphs, sys.stdout)
+    terminal.print_table(("graph", "file", "kind", "activations of its linears", "in/out"), graphs, sys.stdout)
     if report["quality"]:
         print()
         print_quality(report["quality"])

@@ -141,6 +141,18 @@ def write_gguf(
         add[type(value)](key if key.startswith(("tokenizer.", "general.")) else f"{arch}.{key}", value)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))
+    _write_tensors(writer, model, arch, quantization)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_tensors(
+    writer: gguf.GGUFWriter, model: PreTrainedModel, arch: str, quantization: str | Callable[[str], str]
+) -> None:
+    config = model.config
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -154,11 +166,6 @@ def write_gguf(
         kind = "F32" if data.ndim == 1 else quantization if isinstance(quantization, str) else quantization(target)
         number = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(target, quantize(np.ascontiguousarray(data), number), raw_dtype=number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def _interleave(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:

@@ -1,0 +1,116 @@
+"""The verbs over a real, tiny bundle: export, inspect, verify, run and bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edge
+from edge.cli import main
+from tests.exporters.tiny import VOCAB, tiny_llama
+
+ROOT = Path(edge.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("source") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def exported(source: Path) -> Path:
+    out = source.parent / "tiny.dsedge"
+    assert main(["export", str(source), "-o", str(out), "--recipe", "sub1b"]) == 0
+    return out
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+
+
+def test_export_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "again.dsedge"
+    assert main(["export", str(source), "-o", str(out)]) == 0
+    done = capsys.readouterr()
+    assert done.out.startswith(f"{out}: ")
+    assert "weights at " in done.out
+    assert "int4 weights against the source's" in done.out
+    assert "quantize\n" in done.err
+
+
+def test_export_by_name_goes_to_the_store(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(source), "--name", "mine", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["path"]) == ("mine", str(tmp_path / "home" / "models" / "mine.dsedge"))
+    assert main(["run", "mine", "Paris", "--raw", "--max-tokens", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["completion_tokens"] == 3
+
+
+def test_inspect_adds_up(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(exported), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["kind"]: row for row in found["tensors"]}
+    # The fp16 scale of a group of 32 costs half a bit a weight.
+    assert (rows["attn.q"]["bits_per_weight"], rows["attn.q"]["parameters"]) == (4.5, 2 * 64 * 64)
+    assert (rows["embed"]["bits_per_weight"], rows["embed"]["parameters"]) == (8.5, VOCAB * 64)
+    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, keys and values, kv heads, head_dim, float32
+    assert found["bytes"] == sum(found["files"].values())
+    assert main(["inspect", str(exported)]) == 0
+    assert "decoder.onnx" in capsys.readouterr().out
+
+
+def test_verify_recomputes_the_sums_that_opening_trusts(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "damaged.dsedge"
+    assert main(["export", str(source), "-o", str(out)]) == 0
+    assert main(["verify", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["parity"]["exact"]["max_diff"] < 1e-3
+    template = out / "chat_template.jinja"
+    before = template.stat()
+    template.write_bytes(template.read_bytes().replace(b"assistant", b"assistent"))
+    os.utime(template, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert main(["inspect", str(out), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(out)]) == 2
+    done = capsys.readouterr()
+    assert done.out == ""
+    assert "chat_template.jinja: its SHA-256 is not the manifest's" in done.err
+
+
+def test_u7_a_full_disk_is_one_line_and_leaves_the_old_bundle(source: Path, exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.dsedge"
+    shutil.copytree(exported, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    done = subprocess.run(
+        [sys.executable, "-m", "edge.cli", "export", str(source), "-o", str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("dsedge: ")
+    assert "weights.safetensors" in last
+    assert f"{(exported / 'weights.safetensors').stat().st_size} bytes" in last
+    assert {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model.dsedge"]
+
+
+def test_bench_measures_the_real_runtime(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--prompt", "16", "--new", "4", "--runs", "2", "--threads", "1", "--json"]
+    assert main(["bench", str(exported), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runtime"], found["threads"], len(found["runs"])) == ("onnx", 1, 2)
+    assert found["decode_tok_s"] > 0

@@ -1,0 +1,326 @@
+"""What every runtime must do, the same cases on each, against the reference and its rule of visibility."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.bundle import Bundle
+from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
+from edge.kv import KvLayout, Policy, plan_layout
+from edge.options import RuntimeOptions
+from edge.runtime import Runtime, Segment, open_runtime
+from edge.session import Session
+from exporters.reference import Reference, Visibility
+from runtimes.scripted import write_bundle
+from tests.exporters.tiny import tiny_llama, tiny_mistral, tiny_qwen2
+
+# Runtimes that compute logits. A new backend joins by a line here.
+RUNTIMES = ("onnx",)
+MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "llama": (tiny_llama, {}),
+    "llama-tied": (tiny_llama, {"tie_word_embeddings": True}),
+    "llama-narrow": (tiny_llama, {"hidden_size": 100, "intermediate_size": 90, "head_dim": 16}),  # padded groups
+    "llama-bias": (tiny_llama, {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": (tiny_qwen2, {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}),
+    "mistral": (tiny_mistral, {"sliding_window": 8}),
+}
+SCHEMES = ("int4-g32-sym", "int4-g64-zp", "int4-g32-affine", "float16", "float32")
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(3, 300, count)]
+
+
+def export_tiny(folder: Path, model: str, scheme: str = "int4-g32-sym", head: str = "int8-g32-sym") -> Bundle:
+    make, config = MODELS[model]
+    recipe = folder / "recipe.toml"
+    recipe.write_text(
+        f'[[rule]]\nmatch = ["embed", "head"]\nscheme = "{head}"\n[[rule]]\nmatch = "*"\nscheme = "{scheme}"\n'
+    )
+    return edge.export(make(folder / "source", **config), folder / "tiny.dsedge", recipe=recipe)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    return {model: export_tiny(tmp_path_factory.mktemp(model), model) for model in MODELS}
+
+
+class Opened:
+    """A runtime on a bundle, with the session and the reference to compare it with."""
+
+    def __init__(self, runtime: Runtime, bundle: Bundle, policy: Policy) -> None:
+        self.runtime = runtime
+        self.session = Session(runtime, policy)
+        self.bundle = bundle
+
+    def reference(self, visible: Visibility | None = None) -> Reference:
+        return Reference(self.bundle.graph, self.bundle.weights.read, visible=visible)
+
+    def run(self, ids: list[int], chunk: int) -> np.ndarray[Any, Any]:
+        """Logits of every token, fed in chunks of at most `chunk`."""
+        found = []
+        while ids:
+            count = min(chunk, self.session.cache.room(len(ids)))
+            found.append(self.session.step(ids[:count], "all"))
+            ids = ids[count:]
+        return np.concatenate(found)
+
+
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(params=RUNTIMES)
+def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
+    """Opens bundles on the runtime under test with float activations, and closes them."""
+    runtimes: list[Runtime] = []
+
+    def make(bundle: Bundle, context: int = 64, policy: Policy = "error", **options: Any) -> Opened:
+        layout = plan_layout(bundle.spec, context, **options)
+        runtimes.append(open_runtime(bundle, layout, RuntimeOptions(runtime=request.param, exact=True)))
+        return Opened(runtimes[-1], bundle, policy)
+
+    yield make
+    for runtime in runtimes:
+        runtime.close()
+
+
+def close(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    """Within 1e-3, as the issue of a backend demands, on logits with a standard deviation over 1."""
+    assert expected.std() > 1
+    return bool(np.abs(found - expected).max() < 1e-3)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_equal_the_reference(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
+    ids = random_ids(40)
+    run = opened(bundles[model], chunk=40)
+    assert close(run.run(ids, 40), run.reference().run(ids))
+
+
+@pytest.mark.parametrize("model", ["llama", "mistral"])
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_k1_prefill_in_chunks_equals_prefill_at_once(
+    model: str, chunk: int, bundles: dict[str, Bundle], opened: Open
+) -> None:
+    ids = random_ids(40)
+    run = opened(bundles[model], chunk=16)
+    assert close(run.run(ids, chunk), run.reference().run(ids))
+
+
+@pytest.mark.parametrize("head", ["int8-g32-sym", "int4-g32-sym", "int4-g64-zp", "int4-g128-affine", "float16"])
+def test_embedding_and_head_in_every_scheme(head: str, tmp_path: Path, opened: Open) -> None:
+    run = opened(export_tiny(tmp_path, "llama-tied", "int4-g32-sym", head))
+    ids = random_ids(20)
+    assert close(run.run(ids, 20), run.reference().run(ids))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("model", ["llama-bias", "llama-narrow"])
+def test_linears_in_every_scheme(model: str, scheme: str, tmp_path: Path, opened: Open) -> None:
+    run = opened(export_tiny(tmp_path, model, scheme))
+    ids = random_ids(20)
+    assert close(run.run(ids, 20), run.reference().run(ids))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_three_times_the_capacity_through_a_sliding_ring(chunk: int, bundles: dict[str, Bundle], opened: Open) -> None:
+    ids = random_ids(96)
+    run = opened(bundles["llama"], context=32, policy="sliding", chunk=16)
+    found = run.run(ids, chunk)
+
+    def band(ring: int, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        distance = query[:, None] - key
+        return (distance >= 0) & (distance < 32)
+
+    assert run.session.dropped == 64
+    assert close(found, run.reference(band).run(ids))
+
+
+@pytest.mark.parametrize("count", [15, 16, 17, 32, 33])
+def test_k2_window_boundary(count: int, bundles: dict[str, Bundle], opened: Open) -> None:
+    """The model's own window of 8, in a ring of 8 + 4 slots, at and around full turns."""
+    ids = random_ids(count)
+    run = opened(bundles["mistral"], context=64, chunk=4)
+    assert close(run.run(ids, 4), run.reference().run(ids))
+
+
+def test_sinks_turn_with_the_window(bundles: dict[str, Bundle], opened: Open) -> None:
+    sinks, slots = 2, 12
+    ids = random_ids(40)
+    run = opened(bundles["llama"], context=slots, policy="sliding", chunk=4, sinks=sinks)
+    assert close(run.run(ids, 4), slow_sinks(run.bundle, ids, slots, sinks))
+
+
+def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.ndarray[Any, Any]:
+    """The sink rule by brute force: for each query, keys are turned to the positions that the rule gives them."""
+    window = slots - sinks
+
+    class Slow(Reference):
+        def _evaluate(self, op: Any, inputs: list[Any], positions: Any) -> Any:
+            if op.kind == "rope":
+                return inputs[0]  # turned inside attention instead, where the distance is known
+            if op.kind != "attention":
+                return super()._evaluate(op, inputs, positions)
+            q, k, v = (x.reshape(len(x), -1, op.dim) for x in inputs)
+            rope = self.graph.spec.ropes[0]
+            out = np.zeros_like(q)
+            for i in range(len(q)):
+                oldest = max(0, i - window + 1)
+                recent = [j for j in range(oldest, i + 1) if j >= sinks]
+                first = [j for j in range(sinks) if j <= i]
+                at = {j: j for j in recent} | {j: (j if i < slots else oldest - sinks + j) for j in first}
+                order = sorted(at)
+                turned_q = turn(rope, q[i : i + 1], [i])[0]
+                turned_k = turn(rope, k[order], [at[j] for j in order])
+                for head in range(op.heads):
+                    kv = head * op.kv_heads // op.heads
+                    scores = turned_k[:, kv] @ turned_q[head] * op.scale
+                    weights = np.exp(scores - scores.max())
+                    out[i, head] = (weights / weights.sum()) @ v[order, kv]
+            return out.reshape(len(q), -1)
+
+    return Slow(bundle.graph, bundle.weights.read).run(ids)
+
+
+def turn(rope: Any, x: np.ndarray[Any, Any], positions: list[int]) -> np.ndarray[Any, Any]:
+    """Rotary embedding written with complex numbers. x [rows, heads, dim]."""
+    half = rope.dim // 2
+    frequencies = rope.theta ** (-np.arange(half) * 2 / rope.dim)
+    phase = np.exp(1j * np.outer(positions, frequencies))[:, None]
+    pairs = (x[..., :half] + 1j * x[..., half:]) * phase
+    return np.concatenate([pairs.real, pairs.imag], -1)
+
+
+@pytest.mark.parametrize("context", [16, 64])
+def test_k4_rewind_gives_the_tokens_of_a_cold_run(context: int, bundles: dict[str, Bundle], opened: Open) -> None:
+    first = random_ids(40)
+    second = first[:30] + random_ids(12, seed=1)
+    run = opened(bundles["llama"], context=context, policy="sliding", chunk=8)
+    run.session.feed(first)
+    assert run.session.align(second) == (30 if context == 64 else 0)  # 16 slots no longer hold what token 30 would see
+    warm = run.session.feed(second[len(run.session.tokens) :])
+    cold_run = opened(bundles["llama"], context=context, policy="sliding", chunk=8)
+    cold = cold_run.session.feed(second)
+    assert warm is not None
+    assert cold is not None
+    assert np.abs(warm - cold).max() < 1e-3
+    assert run.session.align(second) == len(second) - 1  # an exact hit runs the last token again
+    again = run.session.feed(second[-1:])
+    assert again is not None
+    assert np.abs(again - cold).max() < 1e-3
+
+
+def test_a_draft_that_is_not_stored_leaves_no_trace(bundles: dict[str, Bundle], opened: Open) -> None:
+    ids = random_ids(40)
+    run = opened(bundles["llama"], context=16, policy="sliding", chunk=8)
+    run.run(ids, 8)
+    plans = run.session.cache.plan(4)
+    draft = np.array(random_ids(4, seed=3), np.int32)
+    run.runtime.forward([Segment(0, draft, plans)], "all")
+    expected = opened(bundles["llama"], context=16, policy="sliding", chunk=8)
+    expected.run(ids, 8)
+    more = random_ids(3, seed=2)
+    assert np.array_equal(run.run(more, 3), expected.run(more, 3))
+
+
+def test_fork_copies_and_does_not_alias(bundles: dict[str, Bundle], opened: Open) -> None:
+    ids = random_ids(20)
+    run = opened(bundles["llama"], chunk=8, sequences=2)
+    run.run(ids, 8)
+    filled = [int(ring.plan(20, 1).held.size) for ring in run.session.cache.rings]
+    run.runtime.copy_slots(0, 1, filled)
+    other = Session(run.runtime, "error", sequence=1)
+    other.cache, other.tokens = run.session.cache.fork(), list(ids)
+    left, right = random_ids(5, seed=1), random_ids(5, seed=2)
+    found_left = run.run(left, 5)
+    found_right = other.step(right, "all")
+    reference = run.reference()
+    assert close(found_left, reference.run(ids + left)[20:])
+    reference.reset()
+    assert close(found_right, reference.run(ids + right)[20:])
+
+
+def test_segments_of_one_forward_do_not_see_each_other(bundles: dict[str, Bundle], opened: Open) -> None:
+    run = opened(bundles["llama"], chunk=16, sequences=2)
+    sessions = [Session(run.runtime, "error", sequence=i) for i in range(2)]
+    prompts = [random_ids(3), random_ids(9, seed=1)]
+    segments = [
+        Segment(i, np.array(ids, np.int32), session.cache.plan(len(ids)))
+        for i, (ids, session) in enumerate(zip(prompts, sessions, strict=True))
+    ]
+    for found, ids in zip(run.runtime.forward(segments, "last"), prompts, strict=True):
+        assert np.abs(found - run.reference().run(ids)[-1]).max() < 1e-3
+
+
+@pytest.mark.parametrize(("want", "shape"), [("last", (300,)), ("all", (7, 300)), ("hidden", (7, 64))])
+def test_wants(want: Any, shape: tuple[int, ...], bundles: dict[str, Bundle], opened: Open) -> None:
+    run = opened(bundles["llama"])
+    ids = random_ids(7)
+    found = run.session.step(ids, want)
+    assert found.shape == shape
+    values: dict[str, Any] = {}
+    logits = run.reference().run(ids, observe=lambda op, value: values.update({op.output: value}))
+    expected = {"last": logits[-1], "all": logits, "hidden": values["/norm"]}[want]
+    assert np.abs(found - expected).max() < 1e-3
+
+
+def test_a_want_that_is_not_offered_is_refused(bundles: dict[str, Bundle], opened: Open) -> None:
+    run = opened(bundles["llama"])
+    with pytest.raises(UnsupportedError, match="attention_mass"):
+        run.session.step([5], "attention_mass")
+    with pytest.raises(OptionError, match="probabilities"):
+        run.session.step([5], "probabilities")  # type: ignore[arg-type]
+    assert run.session.tokens == []
+
+
+def test_results_stay_as_they_were(bundles: dict[str, Bundle], opened: Open) -> None:
+    """A result is the caller's: the next forward does not write into it."""
+    run = opened(bundles["llama"])
+    first = run.session.step(random_ids(5), "all")
+    kept = first.copy()
+    run.session.step(random_ids(5, seed=1), "all")
+    assert np.array_equal(first, kept)
+
+
+def test_closed_runtime_raises_and_closes_twice(bundles: dict[str, Bundle], opened: Open) -> None:
+    run = opened(bundles["llama"])
+    run.session.step([5])
+    run.runtime.close()
+    run.runtime.close()
+    with pytest.raises(ClosedError):
+        run.session.step([5])
+    with pytest.raises(ClosedError):
+        run.runtime.copy_slots(0, 0, [1])
+
+
+def test_nan_logits_raise(tmp_path: Path, opened: Open) -> None:
+    bundle = export_tiny(tmp_path, "llama", "float32", "float32")
+    info = bundle.weights.info("norm")
+    with open(bundle.weights.path, "r+b") as file:
+        file.seek(info.start)
+        file.write(np.full(1, np.nan, np.float32).tobytes())
+    with pytest.raises(NumericsError, match="not finite"):
+        opened(bundle).session.step([5])
+
+
+@pytest.mark.parametrize("name", [*RUNTIMES, "scripted"])
+def test_a_missing_device_is_an_error_that_names_what_is_there(
+    name: str, bundles: dict[str, Bundle], tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "fake.dsedge", ["x"]) if name == "scripted" else bundles["llama"]
+    layout: KvLayout = plan_layout(bundle.spec, 8)
+    with pytest.raises(DeviceError, match=r"npu.*here are: .*cpu"):
+        open_runtime(bundle, layout, RuntimeOptions(runtime=name, device="npu"))
+
+
+def test_an_unknown_runtime_lists_the_known(bundles: dict[str, Bundle]) -> None:
+    bundle = bundles["llama"]
+    with pytest.raises(OptionError, match=r"known are auto, .*onnx"):
+        open_runtime(bundle, plan_layout(bundle.spec, 8), replace(RuntimeOptions(), runtime="vulkan"))
