@@ -83,8 +83,8 @@ class Manifest:
     @classmethod
     def from_json(cls, data: Any) -> Manifest:
         """The inverse of `to_json`. Raises BundleError for another format version or an ill-formed manifest."""
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        if type(found) is not int or found != FORMAT:
             raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export the model again")
         try:
             values = {key: value for key, value in data.items() if key != "format"}
@@ -103,18 +103,33 @@ class Manifest:
 
 def _typed(manifest: Manifest) -> Manifest:
     """Raise ValueError for the field types that later code relies on."""
+    if not isinstance(manifest.name, str):
+        raise ValueError("the name must be a text")
+    for name in ("recipe", "kv", "quality"):
+        if not isinstance(getattr(manifest, name), dict):
+            raise ValueError(f"{name} must be a table")
+    for name in ("schemes", "toolchain", "minimum_os"):
+        _check_texts(name, getattr(manifest, name))
+    for item in manifest.graphs.values():
+        _check_texts("precision", item.precision)
+        if not all(isinstance(text, str) for text in (item.file, item.kind, *item.inputs, *item.outputs)):
+            raise ValueError("a graph's file, kind, inputs and outputs must be texts")
     info = manifest.tokenizer
     ids = [*info.eos, *([] if info.bos is None else [info.bos])]
     if not all(type(i) is int and 0 <= i < manifest.spec.vocab_size for i in ids):
         raise ValueError("a bos or eos id is outside the vocabulary")
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in manifest.schemes.items()):
-        raise ValueError("schemes must be a table of names")
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in info.special.items()):
-        raise ValueError("special must be a table of texts")
+    if type(info.add_bos) is not bool:
+        raise ValueError("add_bos must be true or false")
+    _check_texts("special", info.special)
     for file in manifest.files.values():
         if type(file.size) is not int or file.size < 0 or not isinstance(file.sha256, str):
             raise ValueError("a file's size or sha256 is no such thing")
     return manifest
+
+
+def _check_texts(name: str, table: Mapping[str, str]) -> None:
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise ValueError(f"{name} must be a table of texts")
 
 
 @dataclass(frozen=True)
@@ -179,8 +194,9 @@ def _open(path: Path, *, trust_cache: bool) -> Bundle:
 
 def _read_manifest(path: Path) -> Manifest:
     try:
-        if path.stat().st_size > _MANIFEST_LIMIT:
-            raise BundleError(f"{path}: larger than a manifest can be")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or path.is_symlink() or found.st_size > _MANIFEST_LIMIT:
+            raise BundleError(f"{path}: no real file, or larger than a manifest can be")
         return Manifest.from_json(json.loads(path.read_bytes()))
     except FileNotFoundError as error:
         raise BundleError(f"{path.parent}: holds no {MANIFEST}; it is no bundle, or an unfinished one") from error
@@ -194,6 +210,8 @@ def _check_file(folder: Path, name: str, info: FileInfo, sums: _SumCache | None)
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or {"..", "."} & set(pure.parts) or "\\" in name or ":" in name:
         raise BundleError(f"{folder}: the manifest names {name!r}, which leaves the bundle")
+    if not name.isprintable():  # a NUL, an escape code, half a surrogate pair
+        raise BundleError(f"{folder}: the manifest names {name!r}, which can be no file's name")
     path = folder / pure
     try:
         for parent in [path, *list(path.parents)[: len(pure.parts) - 1]]:
@@ -204,11 +222,14 @@ def _check_file(folder: Path, name: str, info: FileInfo, sums: _SumCache | None)
         raise BundleError(f"{path}: missing; copy or export the bundle again") from error
     if not stat.S_ISREG(found.st_mode) or found.st_size != info.size:
         raise BundleError(f"{path}: {found.st_size} bytes where the manifest says {info.size}; export or copy it again")
-    digest = sums.get(path, found) if sums else None
-    if digest is None:
+    if sums and sums.get(path, found) == info.sha256:
+        return
+    try:
         digest = sha256(path)
-        if sums:
-            sums.put(path, found, digest)
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+    if sums:
+        sums.put(path, found, digest)
     if digest != info.sha256:
         raise BundleError(f"{path}: its SHA-256 is not the manifest's; the file was changed or damaged")
 
@@ -226,7 +247,7 @@ class _SumCache:
         self._dirty = False
         try:
             self._sums: dict[str, str] = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             self._sums = {}  # absent or damaged: every sum is computed anew
         if not isinstance(self._sums, dict):
             self._sums = {}

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from edge.errors import BundleError
 
 RopeKind = Literal["default", "linear", "llama3"]
+QkNorm = Literal["none", "head", "full"]
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -69,7 +70,7 @@ class DecoderSpec:
     norm_offset: float = 0.0
     pre_norms: bool = True
     post_norms: bool = False
-    qk_norm: Literal["none", "head", "full"] = "none"
+    qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -91,18 +92,23 @@ class DecoderSpec:
             raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if not 0 < self.norm_eps < 1:
             raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
+        for name in ("attention_scale", "norm_offset", "embedding_scale"):
+            if not _real(getattr(self, name)):
+                raise BundleError(f"decoder spec: {name} is {getattr(self, name)}, which is no finite number")
+        for name in ("attention_softcap", "logit_softcap"):
+            cap = getattr(self, name)
+            if cap is not None and not (_real(cap) and cap > 0):
+                raise BundleError(f"decoder spec: {name} is {cap}; a cap is a positive number")
         for layer in self.layers:
             if layer.rope is not None and not 0 <= layer.rope < len(self.ropes):
                 raise BundleError(f"decoder spec: a layer names rope {layer.rope} of {len(self.ropes)}")
-            if layer.window is not None and layer.window < 1:
-                raise BundleError(f"decoder spec: a window of {layer.window} sees nothing")
+            if layer.window is not None and not 0 < layer.window < 2**31:
+                raise BundleError(f"decoder spec: a window of {layer.window} is not possible")
         for rope in self.ropes:
-            if rope.kind not in get_args(RopeKind):
-                raise BundleError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
-            if rope.dim % 2 or not 0 < rope.dim <= self.head_dim or rope.theta <= 0 or rope.factor <= 0:
-                raise BundleError(f"decoder spec: rope over {rope.dim} of {self.head_dim} dimensions is not possible")
-        if self.activation not in get_args(Activation):
-            raise BundleError(f"decoder spec: activation {self.activation!r}; known: {', '.join(get_args(Activation))}")
+            _check_rope(rope, self.head_dim)
+        for name, kind in (("activation", Activation), ("qk_norm", QkNorm)):
+            if getattr(self, name) not in get_args(kind):
+                raise BundleError(f"decoder spec: {name} {getattr(self, name)!r}; known: {', '.join(get_args(kind))}")
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -121,8 +127,31 @@ class DecoderSpec:
             values["ropes"] = tuple(_record(RopeSpec, item) for item in values["ropes"])
             spec: DecoderSpec = _record(cls, values)
             return spec
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BundleError(f"decoder spec: {type(error).__name__}: {error}") from error
+
+
+def _check_rope(rope: RopeSpec, head_dim: int) -> None:
+    if rope.kind not in get_args(RopeKind):
+        raise BundleError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
+    if rope.dim % 2 or not 0 < rope.dim <= head_dim:
+        raise BundleError(f"decoder spec: rope over {rope.dim} of {head_dim} dimensions is not possible")
+    for name in ("theta", "factor"):
+        value = getattr(rope, name)
+        if not (_real(value) and value > 0):
+            raise BundleError(f"decoder spec: rope {name} is {value}; it must be a positive number")
+    if rope.kind == "llama3":
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        if not (_real(low) and _real(high) and low < high and 0 < rope.original_context < 2**31):
+            raise BundleError(
+                f"decoder spec: rope kind llama3 with frequency factors {low} and {high} over a context of "
+                f"{rope.original_context} is not possible"
+            )
+
+
+def _real(value: float) -> bool:
+    """Whether a JSON number is finite and fits a float: Python's reader takes NaN, Infinity and any integer."""
+    return -1e300 < value < 1e300
 
 
 def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:

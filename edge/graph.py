@@ -28,6 +28,7 @@ Kind = Literal["embed", "norm", "linear", "rope", "attention", "gate", "add", "s
 TOKENS = "/tokens"
 LOGITS = "/logits"
 HIDDEN = "/norm"
+_ARITY = {"attention": 3, "gate": 2, "add": 2}  # the other kinds take one input
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +208,37 @@ def verify(graph: Graph) -> None:
     """Raise BundleError unless every value is defined once before its uses, used, and every width fits its op."""
     widths = {TOKENS: 0}
     used: set[str] = set()
+    shapes: dict[str, tuple[int, ...]] = {}
+    layers: set[int] = set()
     for op in graph.ops:
         where = f"graph: {op.kind} {op.output}"
         if op.kind not in get_args(Kind):
             raise BundleError(f"{where}: unknown op kind; known: {', '.join(get_args(Kind))}")
         missing = [name for name in op.inputs if name not in widths]
+        if len(op.inputs) != _ARITY.get(op.kind, 1):
+            raise BundleError(f"{where}: {len(op.inputs)} inputs where it takes {_ARITY.get(op.kind, 1)}")
         if missing or op.output in widths:
             raise BundleError(f"{where}: {'undefined input ' + missing[0] if missing else 'defined twice'}")
         used.update(op.inputs)
+        for weight in (op.weight, op.bias):
+            if weight and shapes.setdefault(weight.name, weight.shape) != weight.shape:
+                raise BundleError(f"{where}: weight {weight.name} is {weight.shape} and {shapes[weight.name]}")
         width = _width(op, [widths[name] for name in op.inputs], graph.spec)
         if width != graph.widths.get(op.output):
             raise BundleError(f"{where}: width {width} where {graph.widths.get(op.output)} is declared")
         widths[op.output] = width
+        if op.kind == "attention" and not _attends(op, layers, graph.spec):
+            raise BundleError(f"{where}: layer {op.layer} with ring {op.ring} is not the spec's, or is there twice")
     unused = widths.keys() - used - {LOGITS}
     if unused or widths.get(LOGITS) != graph.spec.vocab_size:
         raise BundleError(f"graph: {min(unused) + ' is never used' if unused else 'no logits of the vocabulary'}")
+
+
+def _attends(op: Op, seen: set[int], spec: DecoderSpec) -> bool:
+    """Whether an attention writes the keys and values of a layer that no other does, in the ring of its window."""
+    fits = 0 <= op.layer < len(spec.layers) and op.layer not in seen
+    seen.add(op.layer)
+    return fits and op.ring == spec.windows.index(spec.layers[op.layer].window)
 
 
 def _width(op: Op, inputs: list[int], spec: DecoderSpec) -> int:
@@ -239,5 +256,5 @@ def _width(op: Op, inputs: list[int], spec: DecoderSpec) -> int:
         return x if op.heads * op.dim == x and 0 < op.rotary <= op.dim and 0 <= op.rope < len(spec.ropes) else -1
     if op.kind == "attention":
         kv = op.kv_heads * op.dim
-        return x if inputs == [op.heads * op.dim, kv, kv] and 0 <= op.ring < len(spec.windows) else -1
+        return x if inputs == [op.heads * op.dim, kv, kv] and op.heads % op.kv_heads == 0 else -1
     return x if len(set(inputs)) == 1 else -1

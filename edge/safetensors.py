@@ -58,7 +58,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     header.pop("__metadata__", None)
     base = 8 + length
     tensors = {name: _entry(path, name, entry, base) for name, entry in header.items()}
-    tensors = dict(sorted(tensors.items(), key=lambda item: item[1].start))
+    tensors = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)))
     _check_cover(path, tensors, base, size)
     return tensors
 

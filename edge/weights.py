@@ -29,11 +29,11 @@ class Weights:
         try:
             self._tensors = read_header(path)
             for weight in weights:
-                self.schemes[weight.name] = payload.parse_scheme(schemes.get(weight.name, "float32"))
+                scheme = schemes.get(weight.name, "float32")
+                self.schemes[weight.name] = payload.parse_scheme(scheme)
+                self._check(weight, scheme)
         except (CheckpointError, OptionError) as error:
             raise BundleError(str(error)) from error
-        for weight in weights:
-            self._check(weight, schemes.get(weight.name, "float32"))
 
     def _check(self, weight: Weight, scheme: str) -> None:
         for tensor, dtype, shape in describe(weight, scheme):
@@ -51,13 +51,16 @@ class Weights:
         return self._tensors[tensor]
 
     def tensor(self, tensor: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Rows start…stop of a tensor, read into memory. Raises BundleError if the file has shrunk since."""
+        """Rows start…stop of a tensor, read into memory. Raises BundleError if the file has gone or shrunk."""
         info = self._tensors[tensor]
         rows = info.shape[0]
         stop = rows if stop is None else min(stop, rows)
         shape = (stop - start, *info.shape[1:])
         offset = info.start + start * ((info.stop - info.start) // rows)
-        found = np.fromfile(self.path, _DTYPES[info.dtype], math.prod(shape), offset=offset)
+        try:
+            found = np.fromfile(self.path, _DTYPES[info.dtype], math.prod(shape), offset=offset)
+        except OSError as error:
+            raise BundleError(f"{self.path}: cannot be read: {error.strerror}") from error
         if len(found) != math.prod(shape):
             raise BundleError(f"{self.path}: truncated while it was read: tensor {tensor!r}")
         return found.reshape(shape)

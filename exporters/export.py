@@ -12,18 +12,17 @@ from typing import Any
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
-from edge.graph import Graph, Op
+from edge.graph import Graph
 from edge.weights import Weights
-from exporters import parity
+from exporters import parity, precision
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.checkpoint import TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
 from exporters.emit import onnx
-from exporters.emit.onnx import Precision
 from exporters.payload_writer import storage_error, write_weights
 from exporters.quant import recipe as recipes
-from exporters.quant.recipe import Choice
+from exporters.quant.recipe import Choice, Recipe
 
 Progress = Callable[[str, float], None]
 _TOOLS = ("numpy", "onnx", "onnxruntime", "tokenizers")
@@ -58,22 +57,11 @@ def export(
             weights = Weights(folder.path / bundles.WEIGHTS, graph.weights, schemes)
             exact = onnx.emit(graph, weights, folder.path / "decoder-exact.onnx", precision=lambda op: "float")
             _write_texts(folder.path, files)
-            manifest = Manifest(
-                name=name or folder.target.stem,
-                spec=model.spec,
-                schemes=schemes,
-                recipe=chosen.to_json(),
-                tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos),
-                graphs={"exact": exact},
-                kv=_describe_kv(model),
-                toolchain={tool: version(tool) for tool in _TOOLS},
-                files=_sums(folder.path),
-            )
-            draft = Bundle(folder.path, manifest)
+            manifest = _describe(name or folder.target.stem, model, schemes, chosen, files)
+            draft = Bundle(folder.path, replace(manifest, graphs={"exact": exact}, files=_sums(folder.path)))
             decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
-            graphs_table = {"decoder": decoder, "exact": exact}
-            manifest = replace(manifest, graphs=graphs_table, quality=_quality(draft, choices, figures))
-            _write_manifest(folder.path, manifest)
+            table = {"decoder": decoder, "exact": exact}
+            _write_manifest(folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, figures)))
             report("publish", 0.0)
             target = folder.commit()
             report("publish", 1.0)
@@ -91,6 +79,20 @@ def _numel(shape: tuple[int, ...]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def _describe(name: str, model: Model, schemes: Mapping[str, str], recipe: Recipe, files: TokenizerFiles) -> Manifest:
+    """The manifest without graphs, files and quality, which are not there yet."""
+    return Manifest(
+        name=name,
+        spec=model.spec,
+        schemes=schemes,
+        recipe=recipe.to_json(),
+        tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos),
+        graphs={},
+        kv=_describe_kv(model),
+        toolchain={tool: version(tool) for tool in _TOOLS},
+    )
 
 
 def _describe_kv(model: Model) -> dict[str, Any]:
@@ -120,35 +122,16 @@ def _sums(folder: Path) -> dict[str, FileInfo]:
 def _emit_decoder(
     draft: Bundle, model: Model, limit: float | None, report: Progress
 ) -> tuple[GraphInfo, dict[str, Any] | None]:
-    """Write decoder.onnx, and the parity figures of a model that is small enough for a check.
-
-    Int8 activations everywhere are tried first. While they cost more than `limit` (mean KL) the head gets int16 ones,
-    and then another third of the layers, from the last on, float ones.
-    """
-    layers = len(draft.spec.layers)
-    path = draft.path / "decoder.onnx"
+    """Write decoder.onnx, with the parity figures of a model that is small enough for a check."""
     if not parity.affordable(draft):
-        return onnx.emit(draft.graph, draft.weights, path, precision=lambda op: "int8"), None
+        return onnx.emit(draft.graph, draft.weights, draft.path / "decoder.onnx", precision=precision.refined(0)), None
     checked = parity.Parity(draft)
     report("check", 0.3)
     figures: dict[str, Any] = {"tokens": len(checked.ids), "exact": asdict(checked.exact())}
     report("check", 0.5)
     figures["source"] = asdict(checked.source(model.weights))
-    report("check", 0.8)
-    for step in range(5):
-        precise = layers * max(0, step - 1) // 3
-        first = tuple(f"/layers.{index}/" for index in range(layers - precise))
-
-        def precision(op: Op, step: int = step, first: tuple[str, ...] = first) -> Precision:
-            if op.output.startswith("/layers."):
-                return "int8" if op.output.startswith(first) else "float"
-            return "int16" if step else "int8"
-
-        info = onnx.emit(draft.graph, draft.weights, path, precision=precision)
-        found = checked.decoder(Bundle(draft.path, replace(draft.manifest, graphs={"decoder": info})))
-        if limit is None or found.mean_kl <= limit:
-            break
-    figures["decoder"] = {**asdict(found), "float_layers": precise}
+    report("check", 0.7)
+    info, figures["decoder"] = precision.emit_decoder(draft, checked, limit)
     report("check", 1.0)
     return info, figures
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge import payload
-from edge.errors import StorageError
+from edge.errors import CheckpointError, StorageError
 from edge.graph import Graph, Weight
 from edge.safetensors import PADDING, TensorInfo, plan_header
 from edge.weights import describe
@@ -28,6 +28,7 @@ from exporters.quant.recipe import Choice
 
 _BLOCK = 1 << 21  # numbers quantized at a time: 8 MiB as float32
 _WORKERS = 2
+_LARGEST_FLOAT, _LARGEST_HALF = float(np.finfo(np.float32).max), 65504.0
 
 Block = tuple[Weight, int, dict[str, npt.NDArray[Any]]]
 
@@ -41,7 +42,8 @@ def write_weights(
 ) -> None:
     """Quantize or carry every weight of the graph and write it. `progress` gets the share that is done.
 
-    Raises StorageError when the space is lacking, before the first block where the system can reserve it.
+    Raises StorageError when the space is lacking, before the first block where the system can reserve it, and
+    CheckpointError for a tensor with numbers that are not finite, or too large for the float16 that its scheme needs.
     """
     tensors = [entry for group in file_order(graph) for entry in _interleave(group, choices)]
     header, infos = plan_header(tensors)
@@ -117,7 +119,25 @@ def _rows(weight: Weight) -> int:
 
 
 def _read(source: SourceTensor, choice: Choice, start: int, stop: int) -> Any:
-    return source.codes(start, stop) if choice.carried else source.read(start, stop)
+    """Rows start…stop as numbers, or as codes where they are carried. Raises CheckpointError for unusable numbers."""
+    if choice.carried:
+        parts = source.codes(start, stop)
+        for part in parts.values():
+            if part.dtype.kind == "f":
+                _check_numbers(part, source.name, _LARGEST_HALF)
+        return parts
+    rows = source.read(start, stop)
+    _check_numbers(rows, source.name, _LARGEST_FLOAT if choice.scheme == "float32" else _LARGEST_HALF)
+    return rows
+
+
+def _check_numbers(values: npt.NDArray[Any], name: str, largest: float) -> None:
+    low, high = float(values.min()), float(values.max())  # both carry a NaN through
+    if not (-largest <= low and high <= largest):
+        raise CheckpointError(
+            f"tensor {name!r} holds numbers from {low:g} to {high:g}; only finite ones up to {largest:g} can be stored: "
+            "the checkpoint is damaged, or its training diverged"
+        )
 
 
 def _encode(weight: Weight, start: int, rows: Any, choice: Choice) -> Block:

@@ -67,12 +67,12 @@ class Run:
         if self.raw and self.system is not None:
             raise OptionError("--raw uses no chat template, so --system has no place to go; leave one of them out")
         prompt = self._read_prompt()
+        if prompt is None and (self.raw or self.json):
+            raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
         path = _find(self.model)
         with edge.load(path, runtime) as pipeline:
             if prompt is not None:
                 return self._answer(pipeline, prompt, generate)
-            if self.raw or self.json:
-                raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
             from edge.commands.chat import Chat
 
             return Chat(pipeline, generate, system=self.system, stats=self.stats).loop()

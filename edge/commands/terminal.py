@@ -48,11 +48,20 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: I
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, title in enumerate(head):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
+        numeric = bool(rows) and all(_is_figure(row[index]) for row in rows)
         table.add_column(title, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(visible(str(cell)) for cell in row))
     console(stream).print(table)
+
+
+def _is_figure(cell: object) -> bool:
+    """Whether a cell is a number, or a text such as "12.5" or "99.1%"."""
+    try:
+        float(str(cell).removesuffix("%"))
+    except ValueError:
+        return False
+    return True
 
 
 def console(stream: IO[str]) -> Console:

@@ -13,7 +13,6 @@ Vectors (norms, biases) are float32 and no rule applies to them.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -106,19 +105,21 @@ def load(name_or_path: str | Path) -> Recipe:
         raise OptionError(f"recipe {path}: {problem}; a recipe has a name and a list of rules")
     rules = tuple(_rule(path, index, item) for index, item in enumerate(data["rule"], 1))
     limit = data.get("activation_kl")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e9):
         raise OptionError(f"recipe {path}: activation_kl is {limit!r}; it must be a positive number")
     return Recipe(str(data.get("name", path.stem)), rules, limit)
 
 
-def _rule(path: Path, index: int, item: Mapping[str, Any]) -> Rule:
+def _rule(path: Path, index: int, item: Any) -> Rule:
     where = f"recipe {path}, rule {index}"
+    if not isinstance(item, dict):
+        raise OptionError(f"{where}: {item!r} is no table; write it under [[rule]]")
     unknown = set(item) - {"match", "scheme", "carry"}
     if unknown:
         raise OptionError(f"{where}: unknown key {min(unknown)!r}; known are match, scheme, carry")
     match = item.get("match")
-    patterns = (match,) if isinstance(match, str) else tuple(match or ())
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+    patterns = [match] if isinstance(match, str) else match
+    if not isinstance(patterns, list) or not patterns or not all(isinstance(p, str) and p for p in patterns):
         raise OptionError(f"{where}: match must be a pattern or a list of patterns")
     carry = item.get("carry", False)
     if not isinstance(carry, bool):
@@ -127,4 +128,4 @@ def _rule(path: Path, index: int, item: Mapping[str, Any]) -> Rule:
         payload.parse_scheme(str(item.get("scheme")))
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from error
-    return Rule(patterns, str(item["scheme"]), carry)
+    return Rule(tuple(patterns), str(item["scheme"]), carry)

@@ -88,7 +88,8 @@ def _better(a: tuple[Any, ...], b: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _round(w: Array, scale: Array, low: int, high: int) -> Array:
-    q = w * np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    usable = np.abs(scale) >= np.finfo(np.float32).tiny  # a denormal has no reciprocal
+    q = w * np.divide(1, scale, out=np.zeros_like(scale), where=usable)
     np.rint(q, out=q)
     return np.clip(q, low, high, out=q)
 

@@ -203,6 +203,12 @@ def test_u2_a_single_answer_stopped_by_ctrl_c_is_exit_130(slow: str, environment
     assert "Traceback" not in child.before
 
 
+def test_a_chat_with_options_for_one_answer_is_refused_before_loading(environment: dict[str, str]) -> None:
+    child = spawn(["run", "no-such-model", "--json"], environment)
+    child.expect_exact("--raw and --json are for one answer")
+    assert code(child) == 2
+
+
 def test_u2_the_terminal_is_as_it_was(slow: str, environment: dict[str, str]) -> None:
     # A shell keeps the pseudo-terminal open after the chat, so that its settings can still be read.
     words = " ".join([*COMMAND, "run", slow, "--runtime", "scripted"])

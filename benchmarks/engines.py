@@ -1,0 +1,145 @@
+"""Engines in their own processes, told to measure one after the other, and what follows from the samples."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run: seconds to the first token, seconds for the others; wall and processor seconds of the wait before."""
+
+    prefill_s: float
+    decode_s: float
+    idle_s: float
+    idle_cpu_s: float
+
+
+class Engine(Protocol):
+    """Something that measures one prompt when it is told to, and does nothing in between."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, prompt: Sequence[int], new: int) -> Sample: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start a worker: the row's name, its interpreter, its module, and what it measures."""
+
+    name: str
+    python: str
+    module: str
+    model: Path
+
+    def start(self, threads: int, context: int) -> Worker:
+        """Start it and wait until its model is loaded. Raises WorkerError if it ends instead."""
+        line = [self.python, "-m", self.module, str(self.model.resolve()), str(threads), str(context)]
+        return Worker(self.name, line)
+
+
+class WorkerError(Exception):
+    """A worker ended early; what it said is on stderr."""
+
+
+class Worker:
+    """A process that speaks the protocol of `benchmarks.workers.loop`. A context manager that ends it."""
+
+    def __init__(self, name: str, line: Sequence[str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        self.engine: str = self._read()["engine"]
+
+    def run(self, prompt: Sequence[int], new: int) -> Sample:
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps({"prompt": list(prompt), "new": new}) + "\n")
+        self._process.stdin.flush()
+        return Sample(**self._read())
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise WorkerError(f"{self.name}: its process ended with exit code {code}; the reason is above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def measure(engines: Sequence[Engine], prompts: Sequence[Sequence[int]], new: int) -> dict[str, list[Sample]]:
+    """Run the engines in turn on each prompt (A B, A B, …), one at a time; the first prompt only warms up."""
+    samples: dict[str, list[Sample]] = {engine.name: [] for engine in engines}
+    for number, prompt in enumerate(prompts):
+        for engine in engines:
+            sample = engine.run(prompt, new)
+            if number:
+                samples[engine.name].append(sample)
+    return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Medians of one engine in tokens a second, and how they stand to the baseline's.
+
+    `*_ratio` is the ratio of the medians, `*_paired` the median of the rounds' own ratios; above 1 is faster.
+    `idle_load` is the processor time per second while the engine waited.
+    """
+
+    name: str
+    prefill: float
+    decode: float
+    prefill_ratio: float
+    decode_ratio: float
+    prefill_paired: float
+    decode_paired: float
+    idle_load: float
+
+
+def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int, new: int) -> list[Rates]:
+    """The rates of every engine against the baseline's, from runs of `prompt` and `new` tokens in the same rounds."""
+    base_prefill = [prompt / sample.prefill_s for sample in samples[baseline]]
+    base_decode = [new / sample.decode_s for sample in samples[baseline]]
+    found = []
+    for name, runs in samples.items():
+        prefill = [prompt / sample.prefill_s for sample in runs]
+        decode = [new / sample.decode_s for sample in runs]
+        waited = sum(sample.idle_s for sample in runs)
+        found.append(
+            Rates(
+                name=name,
+                prefill=statistics.median(prefill),
+                decode=statistics.median(decode),
+                prefill_ratio=statistics.median(prefill) / statistics.median(base_prefill),
+                decode_ratio=statistics.median(decode) / statistics.median(base_decode),
+                prefill_paired=_paired(prefill, base_prefill),
+                decode_paired=_paired(decode, base_decode),
+                idle_load=sum(sample.idle_cpu_s for sample in runs) / waited if waited else 0.0,
+            )
+        )
+    return found
+
+
+def _paired(rates: Sequence[float], base: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(rates, base, strict=True))

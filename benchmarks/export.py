@@ -1,0 +1,106 @@
+"""How long an export takes, and the most memory that it needs.
+
+    python -m benchmarks.export                                 the default model, from its GGUF file
+    python -m benchmarks.export --layers 7 --layers 28          Qwen2.5-7B's shape, with so many of its layers
+
+Each export runs in a fresh process; the peak is what that process has had resident at most. The second form writes
+checkpoints of random numbers (15 GB at 28 layers, and 5 GB for the bundle) below `--scratch`, and removes them
+afterwards. Memory must grow with the largest tensor and not with the model. The bars: 20 s for the default model, 3 GiB
+for a 7B one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import models, synthetic, tables
+
+_GIB = 1 << 30
+_SPARE = 1.5  # of a checkpoint's size: itself, its bundle, and some room
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One export: seconds in all and by stage, most bytes of memory (None: the system does not tell), bundle bytes."""
+
+    seconds: float
+    stages: dict[str, float]
+    peak_bytes: int | None
+    bundle_bytes: int
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    machine = tables.machine()
+    with tempfile.TemporaryDirectory(dir=options.scratch, prefix="dsedge-export-") as scratch:
+        rows = _large(options.layers, Path(scratch)) if options.layers else _small(options, Path(scratch))
+    head = ("", "parameters", "seconds", "quantize s", "check s", "peak GiB", "bundle MB")
+    tables.show([tables.Table("Export", head, rows, (machine,))], markdown=options.markdown)
+    return 0
+
+
+def _small(options: argparse.Namespace, scratch: Path) -> tuple[tuple[str, ...], ...]:
+    """The medians of a few exports of one source, for each recipe."""
+    source: Path = options.source or models.default_source()
+    rows = []
+    for recipe in options.recipe or [models.DEFAULT_RECIPE, models.EQUAL_BITS]:
+        runs = [run(source, scratch / f"{recipe}.dsedge", recipe) for _ in range(options.runs)]
+        middle = sorted(runs, key=lambda found: found.seconds)[len(runs) // 2]
+        rows.append(_row(f"{source.name}, recipe {recipe}, median of {len(runs)}", "", middle))
+    return tuple(rows)
+
+
+def _large(layers: list[int], scratch: Path) -> tuple[tuple[str, ...], ...]:
+    rows = []
+    for count in layers:
+        needed, free = int(synthetic.size(count) * _SPARE), shutil.disk_usage(scratch).free
+        if free < needed:
+            raise SystemExit(f"{scratch}: {needed / 1e9:.0f} GB are needed and {free / 1e9:.0f} free; see --scratch")
+        source, out = scratch / "source", scratch / "large.dsedge"
+        source.mkdir()
+        print(f"writing {synthetic.size(count) / 1e9:.1f} GB to {source}", file=sys.stderr)
+        parameters = synthetic.write(source, count)
+        found = run(source, out, None)
+        rows.append(_row(f"7B shape, {count} layers", f"{parameters / 1e9:.2f}e9", found))
+        shutil.rmtree(source)
+        shutil.rmtree(out)
+    return tuple(rows)
+
+
+def run(source: Path, out: Path, recipe: str | None) -> Exported:
+    """Export once in a fresh process. Raises CalledProcessError when it fails; the reason is on stderr."""
+    line = [sys.executable, "-m", "benchmarks.workers.export", str(source.resolve()), str(out.resolve())]
+    done = subprocess.run([*line, *([recipe] if recipe else [])], check=True, stdout=subprocess.PIPE, cwd=models.ROOT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    return Exported(**found, bundle_bytes=size)
+
+
+def _row(name: str, parameters: str, found: Exported) -> tuple[str, ...]:
+    peak = "unknown" if found.peak_bytes is None else f"{found.peak_bytes / _GIB:.2f}"
+    stages = (f"{found.stages.get(stage, 0.0):.1f}" for stage in ("quantize", "check"))
+    return name, parameters, f"{found.seconds:.1f}", *stages, peak, f"{found.bundle_bytes / 1e6:.1f}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = tables.parser(__doc__)
+    parser.add_argument("--source", type=Path, help="a checkpoint [the default model's GGUF file]")
+    parser.add_argument("--recipe", action="append", help="a recipe; repeatable [sub1b and int4-g32-sym]")
+    parser.add_argument("--runs", type=int, default=3, help="exports of each recipe [3]")
+    parser.add_argument(
+        "--layers", type=int, action="append", help="export the 7B shape with so many layers; repeatable"
+    )
+    parser.add_argument("--scratch", type=Path, help="a folder for what is written [the system's temporary one]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""How far quantized models are from their source: KL divergence, agreement and perplexity on WikiText-2.
+
+    python -m benchmarks.fidelity
+    python -m benchmarks.fidelity --source SOURCE BUNDLE… --ortgenai DIR --llama FILE.gguf --llama-python PYTHON
+
+The source's float32 weights run in the exporter's reference interpreter. The text is the beginning of the WikiText-2
+test set with its tokenization marks undone, encoded without control tokens: 8 chunks of 512 ids (4 for vocabularies
+over 200,000; a chunk starts with a BOS where the model's tokenizer adds one). KL(source ‖ model) and agreement are over
+positions from 64 on, perplexity over all of a chunk. Each bundle is run twice: by its exact graph, which shows
+what the weights lost, and by the graph that is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import models, peers, tables
+from edge import graph as graphs
+from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.tokenizer import Tokenizer
+from exporters import parity
+from exporters.architectures import describe
+from exporters.checkpoint.open import open_checkpoint
+from exporters.reference import Reference
+
+TEXT = Path(__file__).parent / "wikitext2-test.txt"
+LENGTH, FIRST = 512, 64
+_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": ".", "<unk>": "unk"}
+_ROWS = 64  # positions compared at a time, so that float64 copies stay small
+
+Logits = npt.NDArray[np.float32]
+Model = Callable[[list[int]], Logits]  # ids → logits of each, [ids, vocab]
+
+
+class Distance:
+    """What a model's logits on some chunks say about it, next to a reference's."""
+
+    def __init__(self) -> None:
+        self._kl: list[npt.NDArray[np.float64]] = []
+        self._same: list[npt.NDArray[np.bool_]] = []
+        self._losses: list[float] = []
+
+    def add(self, reference: Logits, found: Logits, ids: list[int]) -> None:
+        """A chunk's logits, [ids, vocab] each."""
+        targets = np.asarray([*ids[1:], 0])
+        losses = np.empty(len(ids))
+        for start in range(0, len(ids), _ROWS):
+            rows = slice(start, start + _ROWS)
+            a, b = log_softmax(reference[rows]), log_softmax(found[rows])
+            losses[rows] = -np.take_along_axis(b, targets[rows, None], axis=1)[:, 0]
+            counted = slice(max(0, FIRST - start), None)
+            self._kl.append((np.exp(a) * (a - b)).sum(axis=-1)[counted])
+            self._same.append((a.argmax(-1) == b.argmax(-1))[counted])
+        self._losses.append(float(losses[:-1].mean()))
+
+    @property
+    def mean_kl(self) -> float:
+        return float(np.concatenate(self._kl).mean())
+
+    @property
+    def p99_kl(self) -> float:
+        return float(np.quantile(np.concatenate(self._kl), 0.99))
+
+    @property
+    def top1(self) -> float:
+        return float(np.concatenate(self._same).mean())
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(np.mean(self._losses)))
+
+
+def log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
+    """Over the last axis, in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=-1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
+
+
+def chunks(bundle: Bundle) -> list[list[int]]:
+    """The text's chunks of ids for a model."""
+    text = TEXT.read_text(encoding="utf-8")
+    for mark, plain in _MARKS.items():
+        text = text.replace(mark, plain)
+    info = bundle.manifest.tokenizer
+    source = bundle.read_text(TOKENIZER)
+    assert source is not None
+    tokenizer = Tokenizer(source, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+    ids = tokenizer.encode(text)
+    count = 4 if bundle.spec.vocab_size > 200_000 else 8
+    if len(ids) < count * LENGTH:
+        raise SystemExit(f"{TEXT.name} is {len(ids)} tokens for this model; {count * LENGTH} are needed")
+    prefix = tokenizer.with_bos([])
+    return [prefix + ids[i * LENGTH : (i + 1) * LENGTH - len(prefix)] for i in range(count)]
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    machine = tables.machine()
+    paths: list[Path] = options.bundles or [
+        models.default_bundle(recipe) for recipe in (models.DEFAULT_RECIPE, models.EQUAL_BITS)
+    ]
+    bundles = {path.stem: open_bundle(path) for path in paths}
+    parts = chunks(next(iter(bundles.values())))
+    compared: dict[str, tuple[int, Model]] = {}
+    for name, bundle in bundles.items():
+        for graph in ("exact", "decoder"):
+            size = _size(bundle, graph)
+            compared[f"{name}, {graph} graph"] = (size, _bundle_model(bundle, exact=graph == "exact"))
+    with tempfile.TemporaryDirectory() as scratch:
+        compared.update(_peers(options, parts, Path(scratch)))
+        distances, own = measure(_source(options.source or models.default_source()), compared, parts)
+    title = f"Against the source's float32 weights, {len(parts)} × {LENGTH} tokens (source perplexity {own:.2f})"
+    rows = tuple(_row(name, compared[name][0], found) for name, found in distances.items())
+    head = ("", "MB", "mean KL", "99% KL", "top-1 same", "perplexity")
+    tables.show([tables.Table(title, head, rows, (machine,))], markdown=options.markdown)
+    return 0
+
+
+def measure(
+    source: Model, compared: Mapping[str, tuple[int, Model]], parts: list[list[int]]
+) -> tuple[dict[str, Distance], float]:
+    """The distance of each model from the source, and the source's own perplexity."""
+    distances = {name: Distance() for name in compared}
+    own = Distance()
+    for number, ids in enumerate(parts, 1):
+        print(f"chunk {number} of {len(parts)}", file=sys.stderr)
+        expected = source(ids)
+        own.add(expected, expected, ids)
+        for name, (_, model) in compared.items():
+            distances[name].add(expected, model(ids), ids)
+    return distances, own.perplexity
+
+
+def _source(path: Path) -> Model:
+    """The float32 weights of a checkpoint, in the reference interpreter."""
+    model = describe(open_checkpoint(path))
+    reference = Reference(graphs.build(model.spec), parity.source_reader(model.weights))
+
+    def run(ids: list[int]) -> Logits:
+        reference.reset()
+        return reference.run(ids)
+
+    return run
+
+
+def _bundle_model(bundle: Bundle, *, exact: bool) -> Model:
+    return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256)
+
+
+def _size(bundle: Bundle, graph: str) -> int:
+    """Bytes of the files that a device needs: weights, one graph, tokenizer, template."""
+    graphs_needed = bundle.manifest.graphs[graph].file
+    others = {info.file for info in bundle.manifest.graphs.values()} - {graphs_needed}
+    return sum(
+        info.size
+        for name, info in bundle.manifest.files.items()
+        if name not in others and not name.startswith("report/")
+    )
+
+
+def _peers(
+    options: argparse.Namespace, parts: list[list[int]], scratch: Path
+) -> Iterator[tuple[str, tuple[int, Model]]]:
+    """Rows of other engines' files for the same model."""
+    if options.ortgenai:
+        size = sum(file.stat().st_size for file in options.ortgenai.iterdir())
+        yield f"ONNX Runtime GenAI: {options.ortgenai.name}", (size, peers.ortgenai_model(options.ortgenai))
+    for number, path in enumerate(options.llama):
+        out = scratch / f"{number}.npy"
+        np.save(scratch / "ids.npy", np.asarray(parts))
+        line = [
+            options.llama_python,
+            "-m",
+            "benchmarks.workers.llama_logits",
+            str(path.resolve()),
+            str(scratch / "ids.npy"),
+        ]
+        subprocess.run([*line, str(out)], check=True, cwd=models.ROOT)
+        yield f"llama.cpp: {path.name}", (path.stat().st_size, peers.recorded(out, parts))
+
+
+def _row(name: str, size: int, found: Distance) -> tuple[str, ...]:
+    figures = f"{found.mean_kl:.5f}", f"{found.p99_kl:.3f}", f"{found.top1:.1%}", f"{found.perplexity:.2f}"
+    return name, f"{size / 1e6:.1f}", *figures
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = tables.parser(__doc__)
+    parser.add_argument("bundles", metavar="BUNDLE", nargs="*", type=Path, help="bundles made from SOURCE")
+    parser.add_argument("--source", type=Path, help="the checkpoint [the default model's]")
+    parser.add_argument("--ortgenai", type=Path, help="a folder of ONNX Runtime GenAI's model builder")
+    parser.add_argument("--llama", type=Path, action="append", default=[], help="a GGUF file; repeatable")
+    parser.add_argument("--llama-python", default=sys.executable, help="the interpreter that has llama-cpp-python")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

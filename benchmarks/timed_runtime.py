@@ -1,0 +1,55 @@
+"""A backend that runs another one and notes when each forward began and ended.
+
+`install` puts it into `edge.runtime.RUNTIMES` as "timed", so that what is measured goes through the public pipeline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from edge.bundle import Bundle
+from edge.kv import KvLayout
+from edge.options import RuntimeOptions
+from edge.runtime import RUNTIMES, Runtime, Segment, Support, Want, automatic, open_runtime
+from edge.runtime import support as support_of
+
+NAME = "timed"
+
+
+class TimedRuntime:
+    """A Runtime; `forwards` holds (start, end) of every forward, in seconds of `time.perf_counter`."""
+
+    def __init__(self, inner: Runtime) -> None:
+        self.forwards: list[tuple[float, float]] = []
+        self.spec, self.layout, self.device = inner.spec, inner.layout, inner.device
+        self.name = f"{NAME} {inner.name}"
+        self.store, self.copy_slots, self.rotate_sinks = inner.store, inner.copy_slots, inner.rotate_sinks
+        self.close = inner.close
+        self._inner = inner
+
+    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Any]:
+        start = time.perf_counter()
+        result = self._inner.forward(segments, want)
+        self.forwards.append((start, time.perf_counter()))
+        return result
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._inner.kv_bytes
+
+
+def install() -> str:
+    """Make the backend known; the name to ask for."""
+    RUNTIMES[NAME] = __name__
+    return NAME
+
+
+def support() -> Support:
+    return support_of(automatic())
+
+
+def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> TimedRuntime:
+    return TimedRuntime(open_runtime(bundle, layout, replace(options, runtime=automatic())))
