@@ -13,6 +13,7 @@ what the weights lost, and by the graph that is used.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.tokenizer import Tokenizer
 from exporters import parity
 from exporters.architectures import describe
+from exporters.checkpoint import Checkpoint
 from exporters.checkpoint.open import open_checkpoint
 from exporters.reference import Reference
 
@@ -116,9 +118,10 @@ def main() -> int:
         for graph in ("exact", "decoder"):
             size = _size(bundle, graph)
             compared[f"{name}, {graph} graph"] = (size, _bundle_model(bundle, exact=graph == "exact"))
-    with tempfile.TemporaryDirectory() as scratch:
+    checkpoint = open_checkpoint(options.source or models.default_source())
+    with tempfile.TemporaryDirectory() as scratch, contextlib.closing(checkpoint):
         compared.update(_peers(options, parts, Path(scratch)))
-        distances, own = measure(_source(options.source or models.default_source()), compared, parts)
+        distances, own = measure(_source_model(checkpoint), compared, parts)
     title = f"Against the source's float32 weights, {len(parts)} × {LENGTH} tokens (source perplexity {own:.2f})"
     rows = tuple(_row(name, compared[name][0], found) for name, found in distances.items())
     head = ("", "MB", "mean KL", "99% KL", "top-1 same", "perplexity")
@@ -141,9 +144,9 @@ def measure(
     return distances, own.perplexity
 
 
-def _source(path: Path) -> Model:
+def _source_model(checkpoint: Checkpoint) -> Model:
     """The float32 weights of a checkpoint, in the reference interpreter."""
-    model = describe(open_checkpoint(path))
+    model = describe(checkpoint)
     reference = Reference(graphs.build(model.spec), parity.source_reader(model.weights))
 
     def run(ids: list[int]) -> Logits:

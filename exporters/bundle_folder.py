@@ -15,6 +15,8 @@ from edge.errors import OptionError, StorageError
 from exporters.payload_writer import storage_error
 
 _LOCK = ".lock"
+_ASIDE = ".old"
+_BLOCK = 4096  # the least that a file system can have lacked
 _AT_FDCWD = -100  # linux/fcntl.h
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _RENAME_SWAP = 2  # macOS sys/stdio.h
@@ -31,6 +33,8 @@ class BundleFolder:
         self.target = Path(os.path.abspath(target))
         if self.target.suffix != ".dsedge":
             raise OptionError(f"{target}: a bundle's name ends in .dsedge")
+        if self.target.is_symlink():
+            raise OptionError(f"{target}: is a link; give the place that it points to, or remove it")
         if self.target.exists() and not (self.target / "manifest.json").is_file() and not _empty(self.target):
             raise OptionError(f"{target}: exists and is no bundle; choose another place or remove it")
 
@@ -40,25 +44,29 @@ class BundleFolder:
             raise StorageError(f"{parent}: no such folder; create it or choose another place for the bundle")
         prefix = f".{self.target.name}.partial-"
         try:
-            for leftover in parent.glob(f"{prefix}*"):
-                _remove_abandoned(leftover)
+            for leftover in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+                if leftover.name.endswith(_ASIDE) and not self.target.exists():
+                    os.rename(leftover, self.target)  # killed between the renames of `_exchange`
+                else:
+                    _remove_abandoned(leftover)
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
             self._lock: IO[bytes] = open(self.path / _LOCK, "wb")
         except OSError as error:
-            raise storage_error(error, parent, 0) from error
+            raise storage_error(error, parent, _BLOCK) from error
         _try_lock(self._lock)
         return self
 
     def commit(self) -> Path:
         """Sync everything and put it in the target's place; returns the target."""
+        needed = _size(self.path)
         try:
-            self._lock.close()
-            (self.path / _LOCK).unlink()
             os.chmod(self.path, 0o755)  # mkdtemp makes it private
             for folder, _, files in os.walk(self.path):
                 for name in files:
                     _sync(Path(folder) / name)
                 _sync(Path(folder))
+            self._lock.close()
+            (self.path / _LOCK).unlink()
             if self.target.exists():
                 _exchange(self.path, self.target)
                 shutil.rmtree(self.path)
@@ -66,15 +74,22 @@ class BundleFolder:
                 os.rename(self.path, self.target)
             _sync(self.target.parent)
         except OSError as error:
-            raise storage_error(error, self.target, 0) from error
+            raise storage_error(error, self.target, needed) from error
         return self.target
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Raises StorageError in place of an OSError, which the file system gave while the folder was filled."""
+        needed = _size(self.path)
         self._lock.close()
-        if self.path.exists():
-            shutil.rmtree(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed, the next export removes
+        if isinstance(error, OSError):
+            raise storage_error(error, self.target, needed) from error
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _empty(path: Path) -> bool:
@@ -128,7 +143,11 @@ def _exchange(new: Path, old: Path) -> None:
             failed = libc.renamex_np(a, b, _RENAME_SWAP)
         if not failed:
             return
-    aside = new.with_name(f"{new.name}.old")
+    aside = new.with_name(f"{new.name}{_ASIDE}")
     os.rename(old, aside)
-    os.rename(new, old)
+    try:
+        os.rename(new, old)
+    except OSError:
+        os.rename(aside, old)
+        raise
     os.rename(aside, new)

@@ -20,7 +20,7 @@ from exporters.bundle_folder import BundleFolder
 from exporters.checkpoint import TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
 from exporters.emit import onnx
-from exporters.payload_writer import storage_error, write_weights
+from exporters.payload_writer import write_weights
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Choice, Recipe
 
@@ -153,12 +153,9 @@ def _quality(draft: Bundle, choices: Mapping[str, Choice], figures: dict[str, An
 
 
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    try:
-        (folder / "report").mkdir()
-        _write_json(folder / "report" / "quality.json", dict(manifest.quality))
-        _write_json(folder / bundles.MANIFEST, replace(manifest, files=_sums(folder)).to_json())
-    except OSError as error:
-        raise storage_error(error, folder, 0) from error
+    (folder / "report").mkdir()
+    _write_json(folder / "report" / "quality.json", dict(manifest.quality))
+    _write_json(folder / bundles.MANIFEST, replace(manifest, files=_sums(folder)).to_json())
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -65,9 +65,9 @@ def write_weights(
 
 
 def storage_error(error: OSError, path: Path, needed: int) -> StorageError:
-    """An OSError as one line that names the path and the bytes needed."""
+    """An OSError as one line that names the path and, where the space is lacking, how much is known to be needed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(f"{path}: {needed} bytes are needed and the file system has no room for them")
+        return StorageError(f"{path}: the file system has no room for it; at least {needed} bytes are needed there")
     return StorageError(f"{path}: cannot be written: {error.strerror}")
 
 

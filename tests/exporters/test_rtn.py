@@ -75,7 +75,7 @@ def test_any_finite_numbers(name: str, values: list[float]) -> None:
     found = dequantize(kind, quantize(kind, w), len(values))
     assert np.isfinite(found).all()
     reach = np.abs(grouped(w, kind.group)).max(axis=-1, keepdims=True)
-    steps = 100 if kind.bits == 8 else 6  # the coarsest grid tried reaches about a sixth of the range
+    steps = 100 if kind.bits == 8 else 4.5  # the search may clip a fifth of the range
     error = np.abs(grouped(found, kind.group) - grouped(w, kind.group))
     assert (error <= reach / steps + 3e-8 * 2**kind.bits).all()
 
