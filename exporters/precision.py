@@ -13,7 +13,7 @@ from typing import Any
 from edge.bundle import Bundle, GraphInfo
 from edge.graph import LOGITS, Op
 from exporters.emit import onnx
-from exporters.emit.onnx import Choose, Precision
+from exporters.emit.onnx_linear import Choose, Precision
 from exporters.parity import Parity
 
 _ORDER = (("/attn/q", "/attn/k", "/attn/v"), ("/mlp/gate", "/mlp/up"), ("/mlp/down",), ("/attn/o",))

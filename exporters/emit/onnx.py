@@ -19,10 +19,8 @@ It runs in a plain ONNX Runtime; weights are external data in the payload file b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from onnx import TensorProto
@@ -34,15 +32,10 @@ from edge.graph import Graph, Op, Weight
 from edge.payload import Scheme
 from edge.weights import Weights
 from exporters.emit import onnx_passes
-from exporters.emit.onnx_model import CONTRIB, Model, Node, Span
+from exporters.emit.onnx_linear import Choose, Initializers, LinearEmitter
+from exporters.emit.onnx_model import CONTRIB, Model
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
-
-
-# How a linear's input is taken: "int8" a block of 32 at a time (accuracy level 4), "int16" as the sum of two int8
-# parts (as exact as float to four digits at little more than int8's cost), "float" as it is (accuracy level 0).
-Precision = Literal["int8", "int16", "float"]
-Choose = Callable[[Op], Precision]
 
 
 def emit(graph: Graph, weights: Weights, path: Path, *, precision: Choose) -> GraphInfo:
@@ -59,16 +52,13 @@ class _Emitter:
 
     def __init__(self, graph: Graph, weights: Weights, precision: Choose) -> None:
         self.graph = graph
-        self.weights = weights
-        self.precision = precision
-        self._folded: set[str] = set()
-        self._siblings = {op.output: group for group in graph.siblings for op in group}
         self.model = Model(graph.spec.family)
+        self._initializers = Initializers(self.model, weights)
         self._declare()
         handlers: dict[str, Callable[[Op], None]] = {
             "embed": self._embed,
             "norm": self._norm,
-            "linear": self._linear,
+            "linear": LinearEmitter(graph, self._initializers, precision).emit,
             "rope": self._rope,
             "attention": self._attention,
             "gate": self._gate,
@@ -103,46 +93,17 @@ class _Emitter:
                 model.inputs[f"past.{index}.{part}"] = (FLOAT, shape)
                 model.outputs[f"present.{index}.{part}"] = (FLOAT, shape)
 
-    def _span(self, tensor: str, shape: tuple[int, ...] | None = None) -> str:
-        """An initializer over a tensor of the payload, seen in another shape where one is given."""
-        info = self.weights.info(tensor)
-        self.model.spans[tensor] = Span(info.dtype, shape or info.shape, info.start)
-        return tensor
-
-    def _float(self, tensor: str) -> str:
-        """The tensor as float32: ONNX Runtime folds the Cast when it loads the model."""
-        self._span(tensor)
-        if self.model.spans[tensor].dtype == "F32":
-            return tensor
-        return self._once("Cast", (tensor,), f"{tensor}.f32", to=FLOAT)
-
-    def _once(self, op: str, inputs: tuple[str, ...], output: str, **attributes: Any) -> str:
-        """A node over initializers only, before all others and made once however many ops share it (a tied head)."""
-        if output not in self._folded:
-            self.model.nodes.insert(len(self._folded), Node(op, inputs, (output,), "", attributes))
-            self._folded.add(output)
-        return output
-
-    def _scheme(self, weight: Weight | None) -> tuple[Weight, Scheme | None]:
-        assert weight is not None
-        return weight, self.weights.schemes[weight.name]
-
-    def _shift(self, name: str, scales: str, offsets: str, scheme: Scheme) -> str:
-        """affine's correction [rows, groups]: offset + zero * scale, so that codes may be taken as symmetric."""
-        zero = self.model.constant(f"zero.{scheme.zero}", scheme.zero, np.float32)
-        scaled = self._once("Mul", (scales, zero), f"{name}.scaled")
-        return self._once("Add", (offsets, scaled), f"{name}.shift")
-
     def _embed(self, op: Op) -> None:
-        weight, scheme = self._scheme(op.weight)
-        path, add = op.output, self.model.add
+        weight, path, add = op.weight, op.output, self.model.add
+        assert weight is not None
+        scheme, initializers = self._initializers.weights.schemes[weight.name], self._initializers
         columns = weight.shape[1]
         if scheme is None:
-            x = add("Gather", (self._float(weight.name), "tokens"), f"{path}/rows")
+            x = add("Gather", (initializers.floats(weight.name), "tokens"), f"{path}/rows")
         else:
-            parts = [self._span(f"{weight.name}.codes"), "tokens", self._float(f"{weight.name}.scales")]
+            parts = [initializers.span(f"{weight.name}.codes"), "tokens", initializers.floats(f"{weight.name}.scales")]
             if scheme.kind == "zp":
-                parts.append(self._span(f"{weight.name}.zeros"))
+                parts.append(initializers.span(f"{weight.name}.zeros"))
             x = add("GatherBlockQuantized", parts, f"{path}/rows", CONTRIB, bits=scheme.bits,
                     block_size=scheme.group, gather_axis=0, quantize_axis=1)  # fmt: skip
             if scheme.kind == "affine":
@@ -154,8 +115,10 @@ class _Emitter:
 
     def _embed_shift(self, weight: Weight, scheme: Scheme, x: str, path: str) -> str:
         add, groups = self.model.add, scheme.groups(weight.shape[1])
-        scales, offsets = (self._float(f"{weight.name}.{part}") for part in ("scales", "offsets"))
-        shift = add("Gather", (self._shift(weight.name, scales, offsets, scheme), "tokens"), f"{path}/shift")
+        scales, offsets = (self._initializers.floats(f"{weight.name}.{part}") for part in ("scales", "offsets"))
+        shift = add(
+            "Gather", (self._initializers.shift(weight.name, scales, offsets, scheme), "tokens"), f"{path}/shift"
+        )
         split = self.model.constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
         shift = add("Unsqueeze", (shift, self.model.constant("axis.last", [-1])), f"{path}/shift_column")
         x = add("Add", (add("Reshape", (x, split), f"{path}/grouped"), shift), f"{path}/shifted")
@@ -169,10 +132,10 @@ class _Emitter:
 
     def _norm(self, op: Op) -> None:
         assert op.weight is not None
-        weight, add = self._float(op.weight.name), self.model.add
+        weight, add = self._initializers.floats(op.weight.name), self.model.add
         if op.offset:
             offset = self.model.constant(f"offset.{op.offset}", op.offset, np.float32)
-            weight = self._once("Add", (weight, offset), f"{op.weight.name}.offset")
+            weight = self.model.once("Add", (weight, offset), f"{op.weight.name}.offset")
         if op.heads == 1:
             add("RMSNormalization", (op.inputs[0], weight), op.output, axis=-1, epsilon=op.eps)
             return
@@ -180,115 +143,6 @@ class _Emitter:
         x = add("Reshape", (op.inputs[0], pieces), f"{op.output}/heads")
         x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=op.eps)
         add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), op.output)
-
-    def _linear(self, op: Op) -> None:
-        """Emit the siblings of an op as one matrix where their payload lies side by side, then take it apart."""
-        group = self._siblings[op.output]
-        if op is not group[0]:
-            return
-        joined = self._joined(group) if len(group) > 1 else None
-        if joined is None:
-            for each in group:
-                self._matrix([each], each.output)
-            return
-        whole = "+".join(each.output for each in group)
-        self._matrix(group, whole)
-        sizes = [each.weight.shape[0] for each in group if each.weight]
-        split = self.model.constant(f"split.{sizes}", sizes)
-        self.model.add("Split", (whole, split), [each.output for each in group], axis=-1)
-
-    def _joined(self, group: Sequence[Op]) -> bool | None:
-        """Whether siblings have one scheme and every part of one ends where the next one's begins; None if not."""
-        weights = [op.weight for op in group if op.weight]
-        schemes = {self.weights.schemes[weight.name] for weight in weights}
-        scheme = next(iter(schemes))
-        if len(schemes) > 1 or scheme is None or len({op.bias is None for op in group}) > 1:
-            return None
-        columns = [[f"{weight.name}.{part}" for weight in weights] for part in scheme.parts(1, 1)]
-        columns.append([op.bias.name for op in group if op.bias])
-        infos = [[self.weights.info(name) for name in column] for column in columns]
-        fits = all(a.stop == b.start for column in infos for a, b in pairwise(column))
-        return fits or None
-
-    def _matrix(self, group: Sequence[Op], output: str) -> None:
-        """One or more sibling linears as one multiplication with the value `output` [1, tokens, all rows]."""
-        op = group[0]
-        weight, scheme = self._scheme(op.weight)
-        if scheme is None:
-            self._float_matrix(op, weight)
-            return
-        rows = sum(each.weight.shape[0] for each in group if each.weight)
-        groups, columns = scheme.groups(weight.shape[1]), weight.shape[1]
-        part = _Parts(self, group, rows)
-        precision = self.precision(op)
-        x = self._two_parts(op.inputs[0], scheme, columns) if precision == "int16" else op.inputs[0]
-        inputs = [x, part.codes((groups, scheme.group * scheme.bits // 8)), part.floats("scales", groups)]
-        inputs += [part.zeros(groups)] if scheme.kind == "zp" else [""]
-        inputs += ["", part.bias()]
-        while not inputs[-1]:
-            inputs.pop()
-        symmetric = f"{output}/symmetric" if scheme.kind == "affine" or precision == "int16" else output
-        self.model.add("MatMulNBits", inputs, symmetric, CONTRIB, K=columns, N=rows, bits=scheme.bits,
-                       block_size=scheme.group, accuracy_level=0 if precision == "float" else 4)  # fmt: skip
-        if precision == "int16":
-            symmetric = self._sum_parts(symmetric, f"{output}/joined" if scheme.kind == "affine" else output)
-        if scheme.kind == "affine":
-            sums = self._group_sums(op.inputs[0], scheme, columns)
-            shift = self._shift(part.name, part.floats("scales", groups), part.floats("offsets", groups), scheme)
-            turned = self._once("Transpose", (shift,), f"{part.name}.shift.t", perm=[1, 0])
-            correction = self.model.add("MatMul", (sums, turned), f"{output}/correction")
-            self.model.add("Add", (symmetric, correction), output)
-
-    def _two_parts(self, x: str, scheme: Scheme, columns: int) -> str:
-        """x [1, tokens, columns] → [2, tokens, columns]: x as the int8 kernel rounds it, and what the rounding lost."""
-        name, add, constant = f"{x}/two", self.model.add, self.model.constant
-        if any(node.output == name for node in self.model.nodes):
-            return name
-        groups = scheme.groups(columns)
-        padded = self._padded(x, scheme, columns, name)
-        blocks = constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
-        padded = add("Reshape", (padded, blocks), f"{name}/blocks")
-        largest = add("ReduceMax", (add("Abs", (padded,), f"{name}/abs"), constant("axis.last", [-1])), f"{name}/max")
-        step = add("Div", (largest, constant("int8.top", 127, np.float32)), f"{name}/scaled")
-        step = add("Max", (step, constant("smallest", 1e-30, np.float32)), f"{name}/step")
-        codes = add("Round", (add("Div", (padded, step), f"{name}/codes"),), f"{name}/rounded")
-        high = add("Mul", (codes, step), f"{name}/high")
-        low = add("Sub", (padded, high), f"{name}/low")
-        both = add("Concat", (high, low), f"{name}/both", axis=0)
-        flat = constant("flat.blocks", [0, 0, -1])
-        if columns % scheme.group == 0:
-            return add("Reshape", (both, flat), name)
-        bounds = [constant(f"bound.{n}", [n]) for n in (0, columns, 2)]
-        return add("Slice", (add("Reshape", (both, flat), f"{name}/flat"), *bounds), name)
-
-    def _sum_parts(self, x: str, output: str) -> str:
-        return self.model.add("ReduceSum", (x, self.model.constant("axis.first", [0])), output, keepdims=1)
-
-    def _float_matrix(self, op: Op, weight: Weight) -> None:
-        matrix = self._once("Transpose", (self._float(weight.name),), f"{weight.name}.t", perm=[1, 0])
-        product = f"{op.output}/product" if op.bias else op.output
-        self.model.add("MatMul", (op.inputs[0], matrix), product)
-        if op.bias:
-            self.model.add("Add", (product, self._float(op.bias.name)), op.output)
-
-    def _group_sums(self, x: str, scheme: Scheme, columns: int) -> str:
-        """Sums of the input over each group, [1, tokens, groups]; shared by the linears that read the same input."""
-        name = f"{x}/sums.{scheme.group}"
-        if any(node.output == name for node in self.model.nodes):
-            return name
-        groups = scheme.groups(columns)
-        x = self._padded(x, scheme, columns, name)
-        split = self.model.constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
-        x = self.model.add("Reshape", (x, split), f"{name}/grouped")
-        return self.model.add("ReduceSum", (x, self.model.constant("axis.last", [-1])), name, keepdims=0)
-
-    def _padded(self, x: str, scheme: Scheme, columns: int, name: str) -> str:
-        """x with its last axis padded to whole groups."""
-        if columns % scheme.group == 0:
-            return x
-        lacking = scheme.groups(columns) * scheme.group - columns
-        pads = self.model.constant(f"pads.{lacking}", [0, 0, 0, 0, 0, lacking])
-        return self.model.add("Pad", (x, pads), f"{name}/padded")
 
     def _rope(self, op: Op) -> None:
         inputs = (op.inputs[0], "angle_rows", f"rope.{op.rope}.cos", f"rope.{op.rope}.sin")
@@ -322,40 +176,3 @@ class _Emitter:
         x = self.model.add("Div", (op.inputs[0], cap), f"{op.output}/scaled")
         x = self.model.add("Tanh", (x,), f"{op.output}/tanh")
         self.model.add("Mul", (x, cap), op.output)
-
-
-class _Parts:
-    """Initializers over like parts of sibling weights, which lie side by side in the payload."""
-
-    def __init__(self, emitter: _Emitter, group: Sequence[Op], rows: int) -> None:
-        self._emitter = emitter
-        self._group = group
-        self._rows = rows
-        self.name = "+".join(op.weight.name for op in group if op.weight)
-
-    def _span(self, part: str, shape: tuple[int, ...]) -> str:
-        first = self._group[0].weight
-        assert first is not None
-        info = self._emitter.weights.info(f"{first.name}.{part}")
-        # The view has the shape in its name: a tied embedding has its codes seen in two ways.
-        name = f"{self.name}.{part}.{'x'.join(map(str, shape))}"
-        self._emitter.model.spans[name] = Span(info.dtype, (self._rows, *shape), info.start)
-        return name
-
-    def codes(self, shape: tuple[int, int]) -> str:
-        return self._span("codes", shape)
-
-    def zeros(self, groups: int) -> str:
-        return self._span("zeros", (-(-groups // 2),))
-
-    def floats(self, part: str, groups: int) -> str:
-        span = self._span(part, (groups,))
-        return self._emitter._once("Cast", (span,), f"{span}.f32", to=FLOAT)
-
-    def bias(self) -> str:
-        first = self._group[0].bias
-        if first is None:
-            return ""
-        name = f"{self.name}.bias"
-        self._emitter.model.spans[name] = Span("F32", (self._rows,), self._emitter.weights.info(first.name).start)
-        return name

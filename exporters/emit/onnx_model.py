@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Model:
     constants: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     inputs: dict[str, tuple[int, tuple[int | str, ...]]] = field(default_factory=dict)
     outputs: dict[str, tuple[int, tuple[int | str, ...]]] = field(default_factory=dict)
+    folded: set[str] = field(default_factory=set)
 
     def add(
         self, op: str, inputs: Sequence[str], output: str | Sequence[str], domain: str = "", **attributes: Any
@@ -68,13 +69,21 @@ class Model:
         self.nodes.append(Node(op, tuple(inputs), outputs, domain, attributes))
         return outputs[0]
 
+    def once(self, op: str, inputs: tuple[str, ...], output: str, **attributes: Any) -> str:
+        """A node over initializers only, before all others and made once however many ops share it (a tied head)."""
+        if output not in self.folded:
+            self.nodes.insert(len(self.folded), Node(op, inputs, (output,), "", attributes))
+            self.folded.add(output)
+        return output
+
+    def has(self, value: str) -> bool:
+        """Whether a node makes that value already."""
+        return any(value in node.outputs for node in self.nodes)
+
     def constant(self, name: str, values: Any, dtype: type[Any] = np.int64) -> str:
         """A small constant, shared by name."""
         self.constants[name] = np.asarray(values, dtype)
         return name
-
-    def users(self, value: str) -> list[Node]:
-        return [node for node in self.nodes if value in node.inputs]
 
     def verify(self) -> None:
         """Raise AssertionError unless each value is defined once and before its uses, and every output exists."""
@@ -98,9 +107,6 @@ class Model:
         self.nodes = kept[::-1]
         self.spans = {name: span for name, span in self.spans.items() if name in needed}
         self.constants = {name: values for name, values in self.constants.items() if name in needed}
-
-    def replace_node(self, index: int, **changes: Any) -> None:
-        self.nodes[index] = replace(self.nodes[index], **changes)
 
     def write(self, path: Path) -> None:
         """Serialize deterministically; the weights stay where they are."""

@@ -1,0 +1,206 @@
+"""The linears of the ONNX emitter: MatMulNBits over the payload, siblings as one, activations as asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+from onnx import TensorProto
+
+from edge.graph import Graph, Op, Weight
+from edge.payload import Scheme
+from edge.weights import Weights
+from exporters.emit.onnx_model import CONTRIB, Model, Span
+
+# How a linear's input is taken: "int8" a block of 32 at a time (accuracy level 4), "int16" as the sum of two int8
+# parts (as exact as float to four digits at little more than int8's cost), "float" as it is (accuracy level 0).
+Precision = Literal["int8", "int16", "float"]
+Choose = Callable[[Op], Precision]
+
+
+class Initializers:
+    """Initializers of a model that are ranges of the payload."""
+
+    def __init__(self, model: Model, weights: Weights) -> None:
+        self.model = model
+        self.weights = weights
+
+    def span(self, tensor: str) -> str:
+        """A tensor of the payload as it is."""
+        info = self.weights.info(tensor)
+        self.model.spans[tensor] = Span(info.dtype, info.shape, info.start)
+        return tensor
+
+    def floats(self, tensor: str) -> str:
+        """The tensor as float32: ONNX Runtime folds the Cast when it loads the model."""
+        self.span(tensor)
+        if self.model.spans[tensor].dtype == "F32":
+            return tensor
+        return self.model.once("Cast", (tensor,), f"{tensor}.f32", to=TensorProto.FLOAT)
+
+    def shift(self, name: str, scales: str, offsets: str, scheme: Scheme) -> str:
+        """affine's correction [rows, groups]: offset + zero * scale, so that codes may be taken as symmetric."""
+        zero = self.model.constant(f"zero.{scheme.zero}", scheme.zero, np.float32)
+        scaled = self.model.once("Mul", (scales, zero), f"{name}.scaled")
+        return self.model.once("Add", (offsets, scaled), f"{name}.shift")
+
+
+class SiblingParts:
+    """Like parts of sibling weights, side by side in the payload, as initializers of one matrix of `rows` rows."""
+
+    def __init__(self, initializers: Initializers, group: Sequence[Op]) -> None:
+        self._initializers = initializers
+        self._bias = group[0].bias
+        weights = [op.weight for op in group if op.weight]
+        self._first = weights[0].name
+        self.rows = sum(weight.shape[0] for weight in weights)
+        self.name = "+".join(weight.name for weight in weights)
+
+    def span(self, part: str, shape: tuple[int, ...]) -> str:
+        """A part seen as [rows, *shape]. The name tells the shape: a tied embedding has its codes seen in two ways."""
+        info = self._initializers.weights.info(f"{self._first}.{part}")
+        name = f"{self.name}.{part}.{'x'.join(map(str, shape))}"
+        self._initializers.model.spans[name] = Span(info.dtype, (self.rows, *shape), info.start)
+        return name
+
+    def floats(self, part: str, groups: int) -> str:
+        span = self.span(part, (groups,))
+        return self._initializers.model.once("Cast", (span,), f"{span}.f32", to=TensorProto.FLOAT)
+
+    def bias(self) -> str:
+        """The biases as one vector, "" where there are none."""
+        if self._bias is None:
+            return ""
+        name = f"{self.name}.bias"
+        info = self._initializers.weights.info(self._bias.name)
+        self._initializers.model.spans[name] = Span("F32", (self.rows,), info.start)
+        return name
+
+
+class LinearEmitter:
+    """Emits linears into a model. Values are [1, tokens, width]."""
+
+    def __init__(self, graph: Graph, initializers: Initializers, precision: Choose) -> None:
+        self._siblings = {op.output: group for group in graph.siblings for op in group}
+        self._initializers = initializers
+        self._model = initializers.model
+        self._schemes = initializers.weights.schemes
+        self._precision = precision
+
+    def emit(self, op: Op) -> None:
+        """Emit the siblings of an op as one matrix where their payload lies side by side, then take it apart."""
+        group = self._siblings[op.output]
+        if op is not group[0]:
+            return
+        if len(group) == 1 or not self._adjacent(group):
+            for each in group:
+                self._matrix([each], each.output)
+            return
+        whole = "+".join(each.output for each in group)
+        self._matrix(group, whole)
+        sizes = [each.weight.shape[0] for each in group if each.weight]
+        split = self._model.constant(f"split.{sizes}", sizes)
+        self._model.add("Split", (whole, split), [each.output for each in group], axis=-1)
+
+    def _adjacent(self, group: Sequence[Op]) -> bool:
+        """Whether siblings are quantized alike, are taken alike, and each part of one ends where the next begins."""
+        weights = [op.weight for op in group if op.weight]
+        scheme = self._schemes[weights[0].name]
+        alike = {
+            (self._schemes[w.name], op.bias is None, self._precision(op)) for w, op in zip(weights, group, strict=True)
+        }
+        if len(alike) > 1 or scheme is None:
+            return False
+        columns = [[f"{weight.name}.{part}" for weight in weights] for part in scheme.parts(1, 1)]
+        columns.append([op.bias.name for op in group if op.bias])
+        infos = [[self._initializers.weights.info(name) for name in column] for column in columns]
+        return all(a.stop == b.start for column in infos for a, b in pairwise(column))
+
+    def _matrix(self, group: Sequence[Op], output: str) -> None:
+        """One or more sibling linears as one multiplication, whose value is `output`."""
+        op = group[0]
+        assert op.weight is not None
+        scheme = self._schemes[op.weight.name]
+        if scheme is None:
+            self._float_matrix(op, op.weight)
+            return
+        precision, parts, columns = self._precision(op), SiblingParts(self._initializers, group), op.weight.shape[1]
+        groups = scheme.groups(columns)
+        whole = precision != "int16" and scheme.kind != "affine"
+        product = output if whole else f"{output}/product"
+        x = self._two_parts(op.inputs[0], scheme, columns) if precision == "int16" else op.inputs[0]
+        zeros = parts.span("zeros", (-(-groups // 2),)) if scheme.kind == "zp" else ""
+        inputs = [x, parts.span("codes", (groups, scheme.group * scheme.bits // 8)), parts.floats("scales", groups)]
+        inputs += [zeros, "", parts.bias() if whole else ""]
+        while not inputs[-1]:
+            inputs.pop()
+        self._model.add("MatMulNBits", inputs, product, CONTRIB, K=columns, N=parts.rows, bits=scheme.bits,
+                        block_size=scheme.group, accuracy_level=0 if precision == "float" else 4)  # fmt: skip
+        if not whole:
+            terms = [self._sum_parts(product) if precision == "int16" else product]
+            terms += [self._correction(op.inputs[0], scheme, parts, columns)] if scheme.kind == "affine" else []
+            terms += [parts.bias()] if op.bias else []
+            self._add_up(terms, output)
+
+    def _add_up(self, terms: list[str], output: str) -> None:
+        if len(terms) == 1:
+            self._model.add("Identity", terms, output)
+            return
+        for index, term in enumerate(terms[1:], 2):
+            name = output if index == len(terms) else f"{output}/sum.{index}"
+            terms[0] = self._model.add("Add", (terms[0], term), name)
+
+    def _correction(self, x: str, scheme: Scheme, parts: SiblingParts, columns: int) -> str:
+        """affine: the sums of x over each group times what taking the codes as symmetric has left out."""
+        groups = scheme.groups(columns)
+        scales, offsets = parts.floats("scales", groups), parts.floats("offsets", groups)
+        shift = self._initializers.shift(parts.name, scales, offsets, scheme)
+        turned = self._model.once("Transpose", (shift,), f"{parts.name}.shift.t", perm=[1, 0])
+        return self._model.add("MatMul", (self._group_sums(x, scheme, columns), turned), f"{parts.name}/correction")
+
+    def _two_parts(self, x: str, scheme: Scheme, columns: int) -> str:
+        """x [1, tokens, columns] → [2, tokens, columns]: x as the int8 kernel rounds it, and what the rounding lost."""
+        name, add, constant = f"{x}/two.{scheme.group}", self._model.add, self._model.constant
+        if self._model.has(name):
+            return name
+        blocks = self._blocks(x, scheme, columns, name)
+        largest = add("ReduceMax", (add("Abs", (blocks,), f"{name}/abs"), constant("axis.last", [-1])), f"{name}/max")
+        step = add("Div", (largest, constant("int8.top", 127, np.float32)), f"{name}/scaled")
+        step = add("Max", (step, constant("smallest", 1e-30, np.float32)), f"{name}/step")
+        codes = add("Round", (add("Div", (blocks, step), f"{name}/codes"),), f"{name}/rounded")
+        high = add("Mul", (codes, step), f"{name}/high")
+        both = add("Concat", (high, add("Sub", (blocks, high), f"{name}/low")), f"{name}/both", axis=0)
+        if columns % scheme.group == 0:
+            return add("Reshape", (both, constant("flat", [0, 0, -1])), name)
+        flat = add("Reshape", (both, constant("flat", [0, 0, -1])), f"{name}/flat")
+        return add("Slice", (flat, *(constant(f"bound.{n}", [n]) for n in (0, columns, 2))), name)
+
+    def _sum_parts(self, product: str) -> str:
+        return self._model.add("ReduceSum", (product, self._model.constant("axis.first", [0])), f"{product}/both")
+
+    def _group_sums(self, x: str, scheme: Scheme, columns: int) -> str:
+        """Sums of x over each group, [1, tokens, groups]; shared by the linears that read the same value."""
+        name = f"{x}/sums.{scheme.group}"
+        if self._model.has(name):
+            return name
+        blocks = self._blocks(x, scheme, columns, name)
+        return self._model.add("ReduceSum", (blocks, self._model.constant("axis.last", [-1])), name, keepdims=0)
+
+    def _blocks(self, x: str, scheme: Scheme, columns: int, name: str) -> str:
+        """x as [1, tokens, groups, group], its last group padded with zeros."""
+        groups, constant = scheme.groups(columns), self._model.constant
+        lacking = groups * scheme.group - columns
+        if lacking:
+            x = self._model.add("Pad", (x, constant(f"pads.{lacking}", [0, 0, 0, 0, 0, lacking])), f"{name}/padded")
+        shape = constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
+        return self._model.add("Reshape", (x, shape), f"{name}/blocks")
+
+    def _float_matrix(self, op: Op, weight: Weight) -> None:
+        floats = self._initializers.floats
+        matrix = self._model.once("Transpose", (floats(weight.name),), f"{weight.name}.t", perm=[1, 0])
+        product = f"{op.output}/product" if op.bias else op.output
+        self._model.add("MatMul", (op.inputs[0], matrix), product)
+        if op.bias:
+            self._model.add("Add", (product, floats(op.bias.name)), op.output)
