@@ -9,7 +9,7 @@ PROMPT ?= What is the capital of France?
 BIN := .venv/bin
 # setuptools warns about every editable install from a folder whose packages lie at its top.
 PIP := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip --quiet --disable-pip-version-check
-SOURCES := edge exporters runtimes tests
+SOURCES := edge exporters runtimes benchmarks tests
 
 export PROMPT
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: seconds to the first token, seconds for the others; wall and processor seconds of the wait before."""
+    """One run: seconds to the first token and for the others; processor seconds that the wait before it took."""
 
     prefill_s: float
     decode_s: float
-    idle_s: float
     idle_cpu_s: float
 
 
@@ -62,18 +63,29 @@ class Worker:
 
     def run(self, prompt: Sequence[int], new: int) -> Sample:
         assert self._process.stdin
-        self._process.stdin.write(json.dumps({"prompt": list(prompt), "new": new}) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the answer that is missing then says so
+            self._process.stdin.write(json.dumps({"prompt": list(prompt), "new": new}) + "\n")
+            self._process.stdin.flush()
         return Sample(**self._read())
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            code = self._process.wait()
+            self.close()
+            code = self._process.returncode
             raise WorkerError(f"{self.name}: its process ended with exit code {code}; the reason is above")
         found: dict[str, Any] = json.loads(line)
         return found
+
+    def close(self) -> None:
+        """End the process, which stops when its stdin does. Idempotent."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
 
     def __enter__(self) -> Worker:
         return self
@@ -81,18 +93,20 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self.close()
 
 
-def measure(engines: Sequence[Engine], prompts: Sequence[Sequence[int]], new: int) -> dict[str, list[Sample]]:
-    """Run the engines in turn on each prompt (A B, A B, …), one at a time; the first prompt only warms up."""
+def measure(
+    engines: Sequence[Engine], prompts: Sequence[Sequence[int]], new: int, *, pause_s: float = 0.0
+) -> dict[str, list[Sample]]:
+    """Run the engines in turn on each prompt (A B, A B, …), one at a time; the first prompt only warms up.
+
+    The pause before each run is for the threads of the engine before, which may look for more work for a while.
+    """
     samples: dict[str, list[Sample]] = {engine.name: [] for engine in engines}
     for number, prompt in enumerate(prompts):
         for engine in engines:
+            time.sleep(pause_s)
             sample = engine.run(prompt, new)
             if number:
                 samples[engine.name].append(sample)
@@ -104,7 +118,7 @@ class Rates:
     """Medians of one engine in tokens a second, and how they stand to the baseline's.
 
     `*_ratio` is the ratio of the medians, `*_paired` the median of the rounds' own ratios; above 1 is faster.
-    `idle_load` is the processor time per second while the engine waited.
+    `idle_cpu_s` is the processor time that a wait for the next run took, on average.
     """
 
     name: str
@@ -114,7 +128,7 @@ class Rates:
     decode_ratio: float
     prefill_paired: float
     decode_paired: float
-    idle_load: float
+    idle_cpu_s: float
 
 
 def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int, new: int) -> list[Rates]:
@@ -125,7 +139,6 @@ def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int,
     for name, runs in samples.items():
         prefill = [prompt / sample.prefill_s for sample in runs]
         decode = [new / sample.decode_s for sample in runs]
-        waited = sum(sample.idle_s for sample in runs)
         found.append(
             Rates(
                 name=name,
@@ -135,7 +148,7 @@ def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int,
                 decode_ratio=statistics.median(decode) / statistics.median(base_decode),
                 prefill_paired=_paired(prefill, base_prefill),
                 decode_paired=_paired(decode, base_decode),
-                idle_load=sum(sample.idle_cpu_s for sample in runs) / waited if waited else 0.0,
+                idle_cpu_s=statistics.mean(sample.idle_cpu_s for sample in runs),
             )
         )
     return found

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -76,10 +75,9 @@ def _large(layers: list[int], scratch: Path) -> tuple[tuple[str, ...], ...]:
 
 
 def run(source: Path, out: Path, recipe: str | None) -> Exported:
-    """Export once in a fresh process. Raises CalledProcessError when it fails; the reason is on stderr."""
+    """Export once in a fresh process."""
     line = [sys.executable, "-m", "benchmarks.workers.export", str(source.resolve()), str(out.resolve())]
-    done = subprocess.run([*line, *([recipe] if recipe else [])], check=True, stdout=subprocess.PIPE, cwd=models.ROOT)
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(models.output_of([*line, *([recipe] if recipe else [])]))
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return Exported(**found, bundle_bytes=size)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -188,7 +187,7 @@ def _peers(
             str(path.resolve()),
             str(scratch / "ids.npy"),
         ]
-        subprocess.run([*line, str(out)], check=True, cwd=models.ROOT)
+        models.output_of([*line, str(out)])
         yield f"llama.cpp: {path.name}", (path.stat().st_size, peers.recorded(out, parts))
 
 

@@ -1,12 +1,14 @@
-"""The models that the benchmarks measure: the default model's source, and bundles of it by recipe.
+"""The models that the benchmarks measure (the default model's source, and bundles of it by recipe), and processes.
 
-Both are made once. Bundles lie in `build/benchmarks/` of the clone, and are made anew when the code that writes them is
-newer than they are.
+Source and bundles are made once. Bundles lie in `build/benchmarks/` of the clone, and are made anew when the code that
+writes them is newer than they are.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import edge
@@ -34,6 +36,14 @@ def default_bundle(recipe: str) -> Path:
         _tell(f"export {path}", 0.0)
         edge.export(default_source(), path, recipe=recipe)
     return path
+
+
+def output_of(line: Sequence[str]) -> str:
+    """What a command writes to stdout, run from the clone's root. Ends the program if it fails; stderr says why."""
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(line[:3])} … ended with exit code {done.returncode}; the reason is above")
+    return done.stdout
 
 
 def _changed() -> float:

@@ -22,7 +22,9 @@ import numpy as np
 from benchmarks import engines, models, tables
 from benchmarks.engines import Command, Rates
 
-_LOWEST_ID, _PEERS = 10, ("ortgenai", "llama")
+_PEERS = ("ortgenai", "llama")
+_LOWEST_ID = 10  # below are control tokens
+_PAUSE_S = 0.25
 
 
 def main() -> int:
@@ -38,7 +40,7 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             workers = [stack.enter_context(command.start(options.threads, context)) for command in commands]
             versions = {worker.name: worker.engine for worker in workers}
-            samples = engines.measure(workers, prompts.tolist(), options.new)
+            samples = engines.measure(workers, prompts.tolist(), options.new, pause_s=_PAUSE_S)
     except engines.WorkerError as error:
         print(error, file=sys.stderr)
         return 1
@@ -62,7 +64,7 @@ def _commands(options: argparse.Namespace) -> list[Command]:
 
 
 def _table(title: str, rates: list[Rates], versions: dict[str, str], notes: tuple[str, ...]) -> tables.Table:
-    head = ("", "engine", "prefill tok/s", "decode tok/s", "prefill ratio", "decode ratio", "paired", "idle CPU")
+    head = ("", "engine", "prefill tok/s", "decode tok/s", "prefill ratio", "decode ratio", "paired", "idle CPU ms")
     rows = tuple(
         (
             rate.name,
@@ -72,7 +74,7 @@ def _table(title: str, rates: list[Rates], versions: dict[str, str], notes: tupl
             f"{rate.prefill_ratio:.3f}",
             f"{rate.decode_ratio:.3f}",
             f"{rate.prefill_paired:.3f} / {rate.decode_paired:.3f}",
-            f"{rate.idle_load:.1%}",
+            f"{rate.idle_cpu_s * 1000:.0f}",
         )
         for rate in rates
     )

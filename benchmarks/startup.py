@@ -70,9 +70,7 @@ def _stages(bundle: Path, runs: int) -> tables.Table:
 
     def run() -> dict[str, float]:
         line = [sys.executable, "-m", "benchmarks.workers.cold", str(bundle), PROMPT, str(time.monotonic())]
-        found: dict[str, float] = json.loads(
-            subprocess.run(line, check=True, capture_output=True, cwd=models.ROOT).stdout
-        )
+        found: dict[str, float] = json.loads(models.output_of(line))
         return found
 
     found = _repeat(runs, run)
@@ -101,9 +99,9 @@ def _python(code: str) -> tuple[float, float, set[str]]:
         "print(time.monotonic() - start, *sorted(set(sys.modules) - before))"
     )
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=models.ROOT)
+    output = models.output_of([sys.executable, "-c", script])
     wall = time.monotonic() - start
-    inner, *names = done.stdout.split()
+    inner, *names = output.split()
     return wall, float(inner), set(names)
 
 

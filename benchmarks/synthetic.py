@@ -38,7 +38,7 @@ QWEN_7B: dict[str, Any] = {
 }
 _SHARD_LAYERS = 7
 _BLOCK = 1 << 24  # numbers written at a time
-_KEPT, _EXPONENTS = np.uint16(0x81FF), np.uint16(0x3980)  # sign, 2 exponent bits, mantissa; 2⁻¹² to 2⁻⁸
+_KEPT, _EXPONENTS = np.uint16(0x81FF), np.uint16(0x3A00)  # sign, 2 exponent bits, mantissa; 2⁻¹¹ to 2⁻⁷
 
 Shape = tuple[int, ...]
 

@@ -19,10 +19,11 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "load": "edge.pipeline",
     "Pipeline": "edge.pipeline",
-    "Result": "edge.pipeline",
-    "Stats": "edge.pipeline",
-    "Stream": "edge.pipeline",
-    "TokenEvent": "edge.pipeline",
+    "Result": "edge.generation",
+    "Delta": "edge.reasoning",
+    "Stats": "edge.generation",
+    "Stream": "edge.generation",
+    "TokenEvent": "edge.generation",
     "GenerateOptions": "edge.options",
     "RuntimeOptions": "edge.options",
     "Bundle": "edge.bundle",
@@ -38,11 +39,14 @@ if TYPE_CHECKING:
     from edge.bundle import Bundle, open_bundle, verify_bundle
     from edge.errors import EdgeError, InternalError, UserError
     from edge.exporting import export
+    from edge.generation import Result, Stats, Stream, TokenEvent
     from edge.options import GenerateOptions, RuntimeOptions
-    from edge.pipeline import Pipeline, Result, Stats, Stream, TokenEvent, load
+    from edge.pipeline import Pipeline, load
+    from edge.reasoning import Delta
 
 __all__ = [
     "Bundle",
+    "Delta",
     "EdgeError",
     "GenerateOptions",
     "InternalError",

@@ -177,7 +177,7 @@ def verify_bundle(path: Path | str) -> Bundle:
 def _open(path: Path, *, trust_cache: bool) -> Bundle:
     if not path.is_dir():
         raise NotFoundError(f"{path}: no bundle there; a bundle is a folder that `dsedge export` has written")
-    manifest = _read_manifest(path / MANIFEST)
+    manifest = read_manifest(path / MANIFEST)
     sums = _SumCache() if trust_cache else None
     for name, info in manifest.files.items():
         _check_file(path, name, info, sums)
@@ -192,7 +192,8 @@ def _open(path: Path, *, trust_cache: bool) -> Bundle:
     return Bundle(path.resolve(), manifest)
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file, its files not looked at. Raises BundleError unless it is a whole one."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or path.is_symlink() or found.st_size > _MANIFEST_LIMIT:
@@ -206,12 +207,18 @@ def _read_manifest(path: Path) -> Manifest:
         raise BundleError(f"{path}: is no JSON; the bundle is damaged") from error
 
 
-def _check_file(folder: Path, name: str, info: FileInfo, sums: _SumCache | None) -> None:
+def relative_path(folder: Path, name: str) -> PurePosixPath:
+    """The path of a file that a manifest names. Raises BundleError for one that leaves the bundle."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or not pure.parts or {"..", "."} & set(pure.parts) or "\\" in name or ":" in name:
         raise BundleError(f"{folder}: the manifest names {name!r}, which leaves the bundle")
     if not name.isprintable():  # a NUL, an escape code, half a surrogate pair
         raise BundleError(f"{folder}: the manifest names {name!r}, which can be no file's name")
+    return pure
+
+
+def _check_file(folder: Path, name: str, info: FileInfo, sums: _SumCache | None) -> None:
+    pure = relative_path(folder, name)
     path = folder / pure
     try:
         for parent in [path, *list(path.parents)[: len(pure.parts) - 1]]:

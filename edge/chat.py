@@ -32,7 +32,10 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """A chat template. `special` holds the variables that templates expect, such as {"bos_token": "<s>"}."""
+    """A chat template. `special` holds the variables that templates expect, such as {"bos_token": "<s>"}.
+
+    `takes_tools` says whether the template looks at tools at all.
+    """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
         """Compile the template. Raises BundleError for one that is not valid Jinja."""
@@ -43,6 +46,7 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise BundleError(f"the chat template is not valid, line {error.lineno}: {error.message}") from error
         self._special = dict(special)
+        self.takes_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
         self._written, self._read = _literals(tree)
         self._latest: tuple[Tokenizer, ControlTokens] | None = None
 

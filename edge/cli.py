@@ -33,7 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("edge.commands.bench", "Bench"),
     "list": ("edge.commands.models", "List"),
     "pull": ("edge.commands.models", "Pull"),
+    "import": ("edge.commands.models", "Import"),
     "rm": ("edge.commands.models", "Remove"),
+    "completion": ("edge.commands.complete", "Completion"),
 }
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -73,8 +75,11 @@ def _run(words: Sequence[str]) -> int:
 
 def _build(words: Sequence[str]) -> typer.Typer:
     """The typer application with the command that `words` name, or with all of them (for help and for errors)."""
+    # typer's completion takes part only when a shell asks for it: its own two options would crowd the help.
     app = typer.Typer(
-        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+        add_completion="_DSEDGE_COMPLETE" in os.environ,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_global_options)
     named = next((word for word in words if not word.startswith("-")), "")

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from edge.errors import BundleError
 
-RopeKind = Literal["default", "linear", "llama3"]
+RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 QkNorm = Literal["none", "head", "full"]
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -22,7 +22,9 @@ class RopeSpec:
     """Rotary embedding of the first `dim` dimensions of a head (half-split pairs: i with i + dim/2).
 
     `factor`, `low_freq_factor`, `high_freq_factor` and `original_context` are those of the kind's published
-    formula and are ignored by kinds that do not use them; `edge.rope` computes the frequencies.
+    formula and are ignored by kinds that do not use them; `edge.rope` computes the frequencies. The two frequency
+    factors count turns over the original context; yarn calls them beta_slow and beta_fast. `attention_factor`
+    multiplies what is rotated. `short_factors` and `long_factors` are longrope's, [dim / 2].
     """
 
     dim: int
@@ -32,6 +34,9 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 0
+    attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +97,6 @@ class DecoderSpec:
             raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if not 0 < self.norm_eps < 1:
             raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
-        for name in ("attention_scale", "norm_offset", "embedding_scale"):
-            if not _real(getattr(self, name)):
-                raise BundleError(f"decoder spec: {name} is {getattr(self, name)}, which is no finite number")
-        for name in ("attention_softcap", "logit_softcap"):
-            cap = getattr(self, name)
-            if cap is not None and not (_real(cap) and cap > 0):
-                raise BundleError(f"decoder spec: {name} is {cap}; a cap is a positive number")
         for layer in self.layers:
             if layer.rope is not None and not 0 <= layer.rope < len(self.ropes):
                 raise BundleError(f"decoder spec: a layer names rope {layer.rope} of {len(self.ropes)}")
@@ -106,9 +104,7 @@ class DecoderSpec:
                 raise BundleError(f"decoder spec: a window of {layer.window} is not possible")
         for rope in self.ropes:
             _check_rope(rope, self.head_dim)
-        for name, kind in (("activation", Activation), ("qk_norm", QkNorm)):
-            if getattr(self, name) not in get_args(kind):
-                raise BundleError(f"decoder spec: {name} {getattr(self, name)!r}; known: {', '.join(get_args(kind))}")
+        _check_values(self)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -124,11 +120,24 @@ class DecoderSpec:
         try:
             values = dict(data)
             values["layers"] = tuple(_record(LayerSpec, item) for item in values["layers"])
-            values["ropes"] = tuple(_record(RopeSpec, item) for item in values["ropes"])
+            values["ropes"] = tuple(_rope(item) for item in values["ropes"])
             spec: DecoderSpec = _record(cls, values)
             return spec
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BundleError(f"decoder spec: {type(error).__name__}: {error}") from error
+
+
+def _check_values(spec: DecoderSpec) -> None:
+    for name in ("attention_scale", "norm_offset", "embedding_scale"):
+        if not _real(getattr(spec, name)):
+            raise BundleError(f"decoder spec: {name} is {getattr(spec, name)}, which is no finite number")
+    for name in ("attention_softcap", "logit_softcap"):
+        cap = getattr(spec, name)
+        if cap is not None and not (_real(cap) and cap > 0):
+            raise BundleError(f"decoder spec: {name} is {cap}; a cap is a positive number")
+    for name, kind in (("activation", Activation), ("qk_norm", QkNorm)):
+        if getattr(spec, name) not in get_args(kind):
+            raise BundleError(f"decoder spec: {name} {getattr(spec, name)!r}; known: {', '.join(get_args(kind))}")
 
 
 def _check_rope(rope: RopeSpec, head_dim: int) -> None:
@@ -136,22 +145,42 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
         raise BundleError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
     if rope.dim % 2 or not 0 < rope.dim <= head_dim:
         raise BundleError(f"decoder spec: rope over {rope.dim} of {head_dim} dimensions is not possible")
-    for name in ("theta", "factor"):
+    for name in ("theta", "factor", "attention_factor"):
         value = getattr(rope, name)
         if not (_real(value) and value > 0):
             raise BundleError(f"decoder spec: rope {name} is {value}; it must be a positive number")
-    if rope.kind == "llama3":
-        low, high = rope.low_freq_factor, rope.high_freq_factor
-        if not (_real(low) and _real(high) and low < high and 0 < rope.original_context < 2**31):
+    if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not 0 < rope.original_context < 2**31:
+        raise BundleError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if rope.kind in ("yarn", "llama3") and not (_real(low) and _real(high) and 0 < low < high):
+        raise BundleError(f"decoder spec: rope kind {rope.kind} with frequency factors {low} and {high}")
+    if rope.kind == "yarn" and rope.theta <= 1:
+        raise BundleError(f"decoder spec: rope kind yarn with a theta of {rope.theta}; it must be above 1")
+    if rope.kind == "dynamic" and (rope.dim < 4 or rope.factor > 1e9):
+        raise BundleError(f"decoder spec: rope kind dynamic over {rope.dim} dimensions with a factor of {rope.factor}")
+    for factors in (rope.short_factors, rope.long_factors):
+        if len(factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
             raise BundleError(
-                f"decoder spec: rope kind llama3 with frequency factors {low} and {high} over a context of "
-                f"{rope.original_context} is not possible"
+                f"decoder spec: {len(factors)} factors for rope kind {rope.kind} of {rope.dim} dimensions"
             )
+        if not all(_real(factor) and factor > 0 for factor in factors):
+            raise BundleError("decoder spec: a factor of rope kind longrope is no positive number")
 
 
 def _real(value: float) -> bool:
     """Whether a JSON number is finite and fits a float: Python's reader takes NaN, Infinity and any integer."""
     return -1e300 < value < 1e300
+
+
+def _rope(data: Mapping[str, Any]) -> RopeSpec:
+    values = dict(data)
+    for name in ("short_factors", "long_factors"):
+        factors = values.get(name, ())
+        if not isinstance(factors, list | tuple) or not all(type(item) in (int, float) and _real(item) for item in factors):
+            raise BundleError(f"decoder spec: rope {name} is no list of numbers")
+        values[name] = tuple(float(item) for item in factors)
+    rope: RopeSpec = _record(RopeSpec, values)
+    return rope
 
 
 def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:

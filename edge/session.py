@@ -61,7 +61,9 @@ class Session:
         while done < len(tokens):
             if cancelled():
                 return None
-            count = self.cache.room(len(tokens) - done)
+            left = len(tokens) - done
+            count = self.cache.room(left)
+            count = -(-left // -(-left // count))  # even chunks: a last one of a few tokens would cost like a whole one
             logits = self.step(tokens[done : done + count])
             done += count
         return logits

@@ -18,14 +18,16 @@ from edge.paths import data_folder
 
 SUFFIX = ".dsedge"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Devices on Windows, whatever follows a dot.
+_DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
 def check_name(name: str) -> str:
     """The name itself. Raises OptionError unless it is fit to be a folder's name on every system."""
-    if not _NAME.fullmatch(name) or name.endswith((".", SUFFIX)):
+    if not _NAME.fullmatch(name) or name.endswith((".", SUFFIX)) or _DEVICES.fullmatch(name):
         raise OptionError(
             f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', starting with a letter or digit, "
-            f"at most 100 of them, without {SUFFIX} at the end"
+            f"at most 100 of them, without {SUFFIX} at the end, and no name of a Windows device such as con"
         )
     return name
 

@@ -8,7 +8,7 @@ at the start of what it is given, so it must not be given a start that is none).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from edge.tokenizer import Tokenizer
 
@@ -23,10 +23,14 @@ class TextStream:
     several complete at the same character, the longest.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, spelled: Mapping[int, str] | None = None
+    ) -> None:
+        """`spelled` are control tokens that the text shows nevertheless: id → spelling."""
         self.stopped: str | None = None
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._spelled = dict(spelled or {})
         # The proper prefixes: what the end of the text must not be, lest it be the start of a stop string.
         self._prefixes = tuple({text[:size] for text in stop for size in range(1, len(text))})
         self._context: list[int] = []
@@ -36,7 +40,12 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that is certain now and was not before; empty after a stop string."""
-        if self.stopped is not None or self._tokenizer.is_silent(token):
+        if self.stopped is not None:
+            return ""
+        if token in self._spelled:
+            text = self._tokenizer.decode(self._context + self._pending)
+            return self._filter(self._settle(text, len(self._pending)) + self._spelled[token])
+        if self._tokenizer.is_silent(token):
             return ""
         self._pending.append(token)
         if token in self._tokenizer.byte_ids:

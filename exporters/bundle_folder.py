@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO
 
 from edge.errors import OptionError, StorageError
+from edge.locking import try_lock
 from exporters.payload_writer import storage_error
 
 _LOCK = ".lock"
@@ -53,7 +54,7 @@ class BundleFolder:
             self._lock: IO[bytes] = open(self.path / _LOCK, "wb")
         except OSError as error:
             raise storage_error(error, parent, _BLOCK) from error
-        _try_lock(self._lock)
+        try_lock(self._lock)
         return self
 
     def commit(self) -> Path:
@@ -101,25 +102,9 @@ def _remove_abandoned(folder: Path) -> None:
     lock = folder / _LOCK
     if lock.is_file():
         with open(lock, "wb") as file:
-            if not _try_lock(file):
+            if not try_lock(file):
                 return
     shutil.rmtree(folder)
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Take an exclusive lock that ends with the process; False if another process holds it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _sync(path: Path) -> None:

@@ -61,7 +61,10 @@ def export(
             draft = Bundle(folder.path, replace(manifest, graphs={"exact": exact}, files=_sums(folder.path)))
             decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
             table = {"decoder": decoder, "exact": exact}
-            _write_manifest(folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, figures)))
+            notes = _notes(choices, model)
+            _write_manifest(
+                folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, notes, figures))
+            )
             report("publish", 0.0)
             target = folder.commit()
             report("publish", 1.0)
@@ -136,7 +139,20 @@ def _emit_decoder(
     return info, figures
 
 
-def _quality(draft: Bundle, choices: Mapping[str, Choice], figures: dict[str, Any] | None) -> dict[str, Any]:
+def _notes(choices: Mapping[str, Choice], model: Model) -> list[str]:
+    """What there is to say about weights: of their source once for all that share it, then of their schemes."""
+    told: dict[str, list[str]] = {}
+    for name in choices:
+        told.setdefault(model.weights[name].note, []).append(name)
+    told.pop("", None)
+    more = {note: f" and {len(names) - 1} more" if len(names) > 1 else "" for note, names in told.items()}
+    notes = [f"{names[0]}{more[note]}: {note}" for note, names in told.items()]
+    return [*model.notes, *notes] + [f"{name}: {choice.note}" for name, choice in choices.items() if choice.note]
+
+
+def _quality(
+    draft: Bundle, choices: Mapping[str, Choice], notes: list[str], figures: dict[str, Any] | None
+) -> dict[str, Any]:
     """The quality report: how weights were stored, and the parity figures where there are any."""
     counted: dict[str, dict[str, int]] = {}
     for weight in draft.graph.weights:
@@ -146,9 +162,8 @@ def _quality(draft: Bundle, choices: Mapping[str, Choice], figures: dict[str, An
         entry["carried"] += choice.carried
         entry["parameters"] += draft.weights.count(weight.name)
         entry["bytes"] += draft.weights.size(weight.name)
-    notes = [f"{name}: {choice.note}" for name, choice in choices.items() if choice.note]
     if figures is None:
-        notes.append("parity was not checked: above a billion parameters run `dsedge verify`")
+        notes = [*notes, "parity was not checked: above a billion parameters run `dsedge verify`"]
     return {"schemes": counted, "notes": notes, "parity": figures}
 
 

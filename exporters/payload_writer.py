@@ -135,8 +135,8 @@ def _check_numbers(values: npt.NDArray[Any], name: str, largest: float) -> None:
     low, high = float(values.min()), float(values.max())  # both carry a NaN through
     if not (-largest <= low and high <= largest):
         raise CheckpointError(
-            f"tensor {name!r} holds numbers from {low:g} to {high:g}; only finite ones up to {largest:g} can be stored: "
-            "the checkpoint is damaged, or its training diverged"
+            f"tensor {name!r} holds numbers from {low:g} to {high:g}; only finite ones up to {largest:g} can be "
+            "stored: the checkpoint is damaged, or its training diverged"
         )
 
 

@@ -31,13 +31,22 @@ Observer = Callable[[Op, Array], None]
 
 
 class Reference:
-    """One sequence through the graph. `run` continues where the last call ended; `reset` starts anew."""
+    """One sequence through the graph. `run` continues where the last call ended; `reset` starts anew.
 
-    def __init__(self, graph: Graph, read: Reader, *, visible: Visibility | None = None) -> None:
+    `context` is the number of tokens that the sequence is planned for: some ropes depend on it (see edge.rope).
+    `keep` weights between uses: worth their memory when `run` is called more than once; by default up to KEEP_LIMIT.
+    """
+
+    def __init__(
+        self, graph: Graph, read: Reader, *, visible: Visibility | None = None, context: int = 0,
+        keep: bool | None = None,
+    ) -> None:  # fmt: skip
         self.graph = graph
+        self._context = context
         self._read = read
         self._visible = visible or self._by_window
-        self._keep = sum(math.prod(weight.shape) for weight in graph.weights) <= KEEP_LIMIT
+        small = sum(math.prod(weight.shape) for weight in graph.weights) <= KEEP_LIMIT
+        self._keep = small if keep is None else keep
         self._kept: dict[str, Array] = {}
         self.reset()
 
@@ -77,7 +86,7 @@ class Reference:
         if op.kind == "linear":
             return self._linear(op, x)
         if op.kind == "rope":
-            return _rope(op, x, *rope.angles(self.graph.spec.ropes[op.rope], positions))
+            return _rope(op, x, *rope.angles(self.graph.spec.ropes[op.rope], positions, context=self._context))
         if op.kind == "attention":
             return self._attention(op, inputs, positions)
         if op.kind == "gate":

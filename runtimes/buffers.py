@@ -76,7 +76,7 @@ class KvPool:
             if kind is None:
                 continue
             spec = self._spec.ropes[kind]
-            cos, sin = rope.angles(spec, np.array([shift], np.int64))
+            cos, sin = rope.turns(spec, np.array([shift], np.int64), context=self._layout.context)
             half = spec.dim // 2
             a, b = written[index, ..., :half], written[index, ..., half : spec.dim]
             target = pool[index, 0, :, : written.shape[2]]

@@ -21,7 +21,6 @@ from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, physical_cores, pick_device
 from runtimes.buffers import KvPool
 
-_PROVIDERS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
 _HIDDEN = np.float32(-1e9)  # finite, so that no row of scores is all minus infinity
 Float = npt.NDArray[np.float32]
 
@@ -35,7 +34,7 @@ class OnnxRuntime:
         self.spec = bundle.spec
         self.layout = layout
         self.device = device
-        self._session = _open_session(bundle, options, device)
+        self._session = _open_session(bundle, options)
         self._pool = KvPool(self.spec, layout)
         self._binding = self._session.io_binding()
         rows = max(ring.slots for ring in layout.rings) + layout.chunk
@@ -67,7 +66,8 @@ class OnnxRuntime:
         self._tokens[0, :count] = segment.tokens
         self._rows[:wanted] = np.arange(count - wanted, count)
         for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
-            angles[0, :count], angles[1, :count] = rope.angles(kind, segment.plans[0].positions)
+            found = rope.angles(kind, segment.plans[0].positions, context=self.layout.context)
+            angles[0, :count], angles[1, :count] = found
         self._bind_pool(segment.sequence)
         self._bind_step(segment, wanted)
         self._session.run_with_iobinding(self._binding)
@@ -98,7 +98,7 @@ class OnnxRuntime:
         self._sequence = sequence
 
     def _bind_step(self, segment: Segment, wanted: int) -> None:
-        """Bind what depends on the step. Decoding changes only the masks' shapes; rebinding all takes 20 times as long."""
+        """Bind what depends on the step: in decoding the masks' shapes alone, since binding all takes far longer."""
         count = len(segment.tokens)
         for ring, plan in enumerate(segment.plans):
             total = len(plan.held) + count
@@ -155,18 +155,15 @@ class OnnxRuntime:
 def support() -> Support:
     if importlib.util.find_spec("onnxruntime") is None:
         return Support((), "the package onnxruntime is not installed: pip install onnxruntime")
-    import onnxruntime
-
-    found = onnxruntime.get_available_providers()
-    devices = tuple(device for provider, device in _PROVIDERS.items() if provider in found)
-    return Support(devices, "" if devices else f"this onnxruntime build has only {', '.join(found)}")
+    # CUDA's GroupQueryAttention takes neither float32 nor an attention bias, and nothing may fall back to the CPU.
+    return Support(("cpu",), "cuda: ONNX Runtime's attention kernel for it takes no mask, which the KV ring needs")
 
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> OnnxRuntime:
     return OnnxRuntime(bundle, layout, options, pick_device("onnx", options, support().devices))
 
 
-def _open_session(bundle: Bundle, options: RuntimeOptions, device: str) -> Any:
+def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
     import onnxruntime
 
     graph = bundle.manifest.graphs.get("exact" if options.exact else "decoder")
@@ -176,10 +173,7 @@ def _open_session(bundle: Bundle, options: RuntimeOptions, device: str) -> Any:
     settings.intra_op_num_threads = options.threads or physical_cores()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
-    if device == "cuda":
-        settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    providers = [name for name, kind in _PROVIDERS.items() if kind == device]
     try:
-        return onnxruntime.InferenceSession(str(bundle.path / graph.file), settings, providers=providers)
+        return onnxruntime.InferenceSession(str(bundle.path / graph.file), settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types of its own, none with a common root
         raise BundleError(f"{bundle.path / graph.file}: ONNX Runtime refuses it: {error}") from error

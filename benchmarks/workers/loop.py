@@ -1,10 +1,10 @@
 """The loop of a speed worker: a line of JSON in for each measurement, a line of JSON out.
 
     → {"prompt": [ids], "new": 128}
-    ← {"prefill_s": 0.61, "decode_s": 0.82, "idle_s": 3.1, "idle_cpu_s": 0.0}
+    ← {"prefill_s": 0.61, "decode_s": 0.82, "idle_cpu_s": 0.01}
 
-The first line out is {"engine": "name version"}. `idle_s` and `idle_cpu_s` are the wall and processor time since the
-last answer: an engine that keeps its threads spinning between runs takes time from the others, and this shows it.
+The first line out is {"engine": "name version"}. `idle_cpu_s` is the processor time since the last answer: an engine
+whose threads keep spinning between runs takes time from the others, and this shows it.
 Only the standard library is needed here, since each worker runs in its own engine's interpreter.
 """
 
@@ -25,11 +25,11 @@ def serve(engine: str, measure: Measure) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     print(json.dumps({"engine": engine}), file=answers)
-    idle, idle_cpu = time.perf_counter(), time.process_time()
+    idle = time.process_time()
     for line in sys.stdin:
         request = json.loads(line)
-        waited, waited_cpu = time.perf_counter() - idle, time.process_time() - idle_cpu
+        waited = time.process_time() - idle
         prefill, decode = measure(request["prompt"], request["new"])
-        answer = {"prefill_s": prefill, "decode_s": decode, "idle_s": waited, "idle_cpu_s": waited_cpu}
+        answer = {"prefill_s": prefill, "decode_s": decode, "idle_cpu_s": waited}
         print(json.dumps(answer), file=answers)
-        idle, idle_cpu = time.perf_counter(), time.process_time()
+        idle = time.process_time()

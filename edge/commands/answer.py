@@ -15,7 +15,8 @@ from edge.memory import peak_memory
 from edge.options import GenerateOptions
 
 if TYPE_CHECKING:
-    from edge.pipeline import Pipeline, Result
+    from edge.generation import Result
+    from edge.pipeline import Pipeline
 
 INTERRUPTED = 130
 Request = str | Sequence[Mapping[str, Any]]
@@ -26,21 +27,32 @@ def stream(
 ) -> Result:
     """Generate an answer, printed as it grows if `show`. Ctrl-C ends it early: finish_reason is then "cancel".
 
-    On a terminal, control characters that the model writes are spelled out; a pipe gets the answer as it is.
+    Reasoning goes to stderr, dimmed on a terminal. On a terminal, control characters that the model writes are spelled
+    out; a pipe gets the answer as it is.
     """
     clean = terminal.visible if sys.stdout.isatty() else str
     last = ""
+    thinking = False
     with (
         _cancelled_by_interrupt() as cancel,
         closing(pipeline.stream(request, options, raw=raw, cancel=cancel)) as answer,
     ):
-        for delta in answer:
-            if show and delta:
-                sys.stdout.write(clean(delta))
+        for delta in answer.deltas():
+            if not show:
+                continue
+            if delta.reasoning:
+                terminal.think(delta.text)
+            else:
+                if thinking:
+                    terminal.note("\n")
+                sys.stdout.write(clean(delta.text))
                 sys.stdout.flush()
-                last = delta
+                last = delta.text
+            thinking = delta.reasoning
     result = answer.result
     assert result is not None  # the stream has ended
+    if thinking:
+        terminal.note("")
     if show and not last.endswith("\n"):
         print(flush=True)
     return result

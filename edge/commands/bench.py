@@ -10,13 +10,14 @@ import typer
 
 from edge import bench, store
 from edge.commands import terminal
+from edge.commands.complete import BundleArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """Measure prefill, decode, loading and memory: medians as a table on stderr, then one JSON line on stdout."""
 
-    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    model: BundleArgument
     runtime: Annotated[str, typer.Option(help="Backend; see `dsedge doctor`.")] = "auto"
     device: Annotated[str, typer.Option(help="Device of the backend.")] = "auto"
     prompt: Annotated[int, typer.Option(help="Random tokens of prompt.")] = 512

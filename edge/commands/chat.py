@@ -16,7 +16,8 @@ from edge.options import GenerateOptions
 from edge.paths import data_folder
 
 if TYPE_CHECKING:
-    from edge.pipeline import Pipeline, Result
+    from edge.generation import Result
+    from edge.pipeline import Pipeline
 
 PROMPT = ">>> "
 HELP = """\
@@ -84,7 +85,9 @@ class Chat:
         turn = {"role": "user", "content": text}
         result = answer.stream(self._pipeline, [*system, *self._messages, turn], self._options)
         if result.text:
-            self._messages += [turn, {"role": "assistant", "content": result.text}]
+            # Whether older reasoning stays in the prompt is for the template to say.
+            thoughts = {"reasoning_content": result.reasoning} if result.reasoning else {}
+            self._messages += [turn, {"role": "assistant", "content": result.text, **thoughts}]
         if result.finish_reason == "cancel":
             terminal.note("(stopped)")
         self._last = result

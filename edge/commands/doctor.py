@@ -42,11 +42,15 @@ class Doctor:
         for key, value in system.items():
             print(f"{key.replace('_', ' ')}: {terminal.visible(str(value))}")
         rows = [
-            (name, ", ".join(support.devices) or "none", "chosen by auto" if name == chosen else support.reason)
+            (name, ", ".join(support.devices) or "none", "; ".join(_notes(name == chosen, support)))
             for name, support in found.items()
         ]
         terminal.print_table(("runtime", "devices", ""), rows, sys.stdout)
         return 0
+
+
+def _notes(chosen: bool, support: runtime.Support) -> list[str]:
+    return [*(["chosen by auto"] if chosen else []), *([support.reason] if support.reason else [])]
 
 
 def _automatic() -> str | None:

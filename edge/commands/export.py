@@ -14,22 +14,44 @@ from edge import store
 from edge.commands import terminal
 from edge.commands.inspect import describe
 from edge.commands.quality import print_quality
+from edge.commands.release import CATALOG, parse_variants, release
 from edge.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Export a checkpoint (a folder of safetensors, or a GGUF file) to an int4 bundle."""
+    """Export a checkpoint to an int4 bundle.
 
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model folder, .safetensors or .gguf file.")]
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.dsedge", help="The bundle's folder.")] = None
-    name: Annotated[str | None, typer.Option(help="Put the bundle into the local store under this name.")] = None
+    SOURCE is a folder with config.json and safetensors, a .safetensors or a .gguf file. With --variants, a release set
+    is made instead: a bundle for each recipe, and a catalog.toml that `dsedge pull --catalog` understands.
+    """
+
+    source: Annotated[
+        str | None, typer.Argument(metavar="SOURCE", help="A model folder, .safetensors or .gguf file.")
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="OUT.dsedge", help="The bundle's folder, or the release's.")
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(help="Put the bundle into the local store under this name; or name the release.")
+    ] = None
     recipe: Annotated[
         str | None, typer.Option(metavar="sub1b|7b|FILE", help="Rules for the schemes. [default: by size]")
     ] = None
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
+    ] = None
+    license: Annotated[str | None, typer.Option(help="License to state in the release's catalogue.")] = None
     json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON.")] = False
 
     def execute(self) -> int:
+        if self.variants:
+            return self._release(self.variants)
+        if self.source is None:
+            raise OptionError("say what to export: a SOURCE, or --variants for a release set")
+        if self.license is not None:
+            raise OptionError("--license is for the catalogue that --variants writes; leave it out")
         target = self._target()
         with terminal.progress() as progress:
             bundle = edge.export(self.source, target, recipe=self.recipe, name=self.name, progress=progress)
@@ -38,6 +60,23 @@ class Export:
             terminal.print_json(summary)
         else:
             _print(summary)
+        return 0
+
+    def _release(self, texts: list[str]) -> int:
+        if self.source is not None or self.recipe is not None:
+            raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
+        if self.out is None or self.out.suffix == store.SUFFIX:
+            raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
+        name = self.name or self.out.absolute().name
+        with terminal.progress() as progress:
+            bundles = release(parse_variants(texts), self.out, name=name, terms=self.license, progress=progress)
+        summaries = [describe(bundle) for bundle in bundles.values()]
+        if self.json:
+            terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})
+            return 0
+        for summary in summaries:
+            _print(summary)
+        print(f"{terminal.visible(str(self.out / CATALOG))}: {', '.join(bundles)}")
         return 0
 
     def _target(self) -> Path:

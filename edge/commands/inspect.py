@@ -14,6 +14,7 @@ import edge
 from edge import store
 from edge.bundle import Bundle
 from edge.commands import terminal
+from edge.commands.complete import BundleArgument
 from edge.commands.quality import print_quality
 from edge.kv import plan_layout
 from edge.pipeline import DEFAULT_CONTEXT
@@ -25,7 +26,7 @@ _KV_BYTES = {"float16": 2, "float32": 4}
 class Inspect:
     """Show a bundle: sizes, bits a weight, spec, graphs, and the memory that it needs."""
 
-    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    model: BundleArgument
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of tables.")] = False
 
     def execute(self) -> int:

@@ -1,7 +1,9 @@
-"""`dsedge list`, `pull` and `rm`: the models of the local store and of the catalogue."""
+"""`dsedge list`, `pull`, `import` and `rm`: the models of the local store and of the catalogue."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,65 +12,134 @@ from typing import Annotated
 import typer
 
 import edge
-from edge import store
-from edge.catalog import find, load_catalog
+from edge import received, store
+from edge.bundle import MANIFEST, open_bundle, verify_bundle
+from edge.catalog import Model, find, load_catalog
 from edge.commands import terminal
+from edge.commands.complete import catalog_names, store_names
 from edge.download import fetch
+from edge.errors import NotFoundError, OptionError
+from edge.sources.web import Progress
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option("--catalog", metavar="FILE", help="A catalogue file to read besides those of DSEDGE_CATALOG."),
+]
 
 
-def pull(name: str) -> Path:
-    """Download a catalogued model and export it into the store, with progress on stderr; the bundle's folder.
+def pull(name: str, catalog: Path | None = None) -> Path:
+    """Get a catalogued model into the store, with progress on stderr; the bundle's folder.
 
     Raises NotFoundError for a name that the catalogue lacks, and what fetching and exporting raise.
     """
-    model = find(name)
+    model = find(name, catalog)
     target = store.place(name)
+    if not model.sha256:
+        seen = "checked against the first pull" if received.recorded(name) else "so this pull is taken on trust"
+        terminal.note(f"{name}: not pinned in the catalogue, {seen}; the sums are recorded in {received.path()}")
     with terminal.progress() as progress:
         source = fetch(model, progress)
-        edge.export(source, target, name=name, progress=progress)
-    terminal.note(f"{name}: {model.title}, {model.license} license, exported to {target}")
+        if model.form == "bundle":
+            copy_bundle(source, target, progress)
+        else:
+            edge.export(source, target, recipe=model.variant, name=name, progress=progress)
+    terms = f" ({model.terms})" if model.terms else ""
+    terminal.note(f"{name}: {model.title}, {model.license} license{terms}, now in {target}")
     return target
+
+
+def copy_bundle(source: Path, target: Path, progress: Progress) -> None:
+    """Copy what a bundle's manifest lists to `target`, which appears whole or not at all, all sums recomputed.
+
+    Raises BundleError for a bundle that is not whole, before or after the copy, and StorageError.
+    """
+    # Not at the top: the atomic folder belongs to the workstation side, which most commands do without.
+    from exporters.bundle_folder import BundleFolder
+
+    bundle = open_bundle(source)
+    sizes = {name: info.size for name, info in bundle.manifest.files.items()}
+    done, total = 0, sum(sizes.values())
+    with BundleFolder(target) as folder:
+        for name in [*sizes, MANIFEST]:
+            progress("copy", done / max(total, 1))
+            (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.path / name, folder.path / name)
+            done += sizes.get(name, 0)
+        progress("verify", 0.0)
+        verify_bundle(folder.path)
+        folder.commit()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class List:
-    """List the models of the local store and of the catalogue."""
+    """List the models of the local store and of the catalogue.
 
+    The variant is the recipe that a model is exported with: sub1b below a billion parameters, 7b above.
+    """
+
+    catalog: CatalogOption = None
     json: JsonOption = False
 
     def execute(self) -> int:
         here = store.names()
-        models = load_catalog().models
-        rows = [
-            {
-                "name": name,
-                "in_store": name in here,
-                "bytes": _folder_size(store.bundle_path(name)) if name in here else None,
-                "license": models[name].license if name in models else None,
-            }
-            for name in sorted({*here, *models})
-        ]
+        models = load_catalog(self.catalog).models
+        rows = [_row(name, models.get(name), name in here) for name in sorted({*here, *models})]
         if self.json:
             terminal.print_json({"store": str(store.folder()), "models": rows})
             return 0
-        cells = [(row["name"], _state(row["bytes"]), row["license"] or "") for row in rows]
-        terminal.print_table(("name", "store", "license"), cells, sys.stdout)
+        cells = [
+            (row["name"], _state(row), row["family"] or "", row["variant"] or "", row["license"] or "") for row in rows
+        ]
+        terminal.print_table(("name", "store", "family", "variant", "license"), cells, sys.stdout)
         return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Download a model of the catalogue and export it into the local store."""
+    """Get a model of the catalogue into the local store.
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `dsedge list` shows.")]
+    What breaks off is gone on with by the next pull. Downloads go through the proxies of HTTPS_PROXY and NO_PROXY, the
+    package index of pip's own settings (PIP_INDEX_URL) and the hub of HF_ENDPOINT.
+    """
+
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that `dsedge list` shows.", autocompletion=catalog_names)
+    ]
+    catalog: CatalogOption = None
 
     def execute(self) -> int:
         if self.name in store.names():
             terminal.note(f"{self.name} is in the store already: {store.bundle_path(self.name)}")
             return 0
-        pull(self.name)
+        pull(self.name, self.catalog)
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """Take a bundle into the local store, or export a checkpoint into it.
+
+    A bundle is copied and every hash recomputed; a checkpoint is a model folder, a .safetensors or a .gguf file.
+    """
+
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle's folder, or a checkpoint.")]
+    name: Annotated[str | None, typer.Option(help="The name in the store. [default: as PATH is called]")] = None
+
+    def execute(self) -> int:
+        path = Path(self.path).expanduser()
+        if not path.exists():
+            raise NotFoundError(f"{path}: no bundle and no checkpoint there")
+        name = store.check_name(self.name or _plain_name(path))
+        if name in store.names():
+            raise OptionError(f"the store has a model {name!r}; choose another --name, or `dsedge rm {name}` first")
+        target = store.place(name)
+        with terminal.progress() as progress:
+            if (path / MANIFEST).is_file():
+                copy_bundle(path, target, progress)
+            else:
+                edge.export(path, target, name=name, progress=progress)
+        terminal.note(f"{name}: now in {target}")
         return 0
 
 
@@ -76,7 +147,9 @@ class Pull:
 class Remove:
     """Remove a model from the local store."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `dsedge list` shows.")]
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that `dsedge list` shows.", autocompletion=store_names)
+    ]
 
     def execute(self) -> int:
         store.remove(self.name)
@@ -84,9 +157,33 @@ class Remove:
         return 0
 
 
+def _plain_name(path: Path) -> str:
+    """What a path is called, without the suffixes of bundles and checkpoints."""
+    name = os.path.basename(os.path.abspath(path))
+    for suffix in (store.SUFFIX, ".gguf", ".safetensors"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _row(name: str, model: Model | None, stored: bool) -> dict[str, str | int | bool | None]:
+    return {
+        "name": name,
+        "in_store": stored,
+        "bytes": _folder_size(store.bundle_path(name)) if stored else None,
+        "download_bytes": model.size if model else None,
+        "family": model.family if model else None,
+        "variant": model.variant if model else None,
+        "license": model.license if model else None,
+        "pinned": bool(model.sha256) if model else None,
+    }
+
+
 def _folder_size(path: Path) -> int:
     return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
 
 
-def _state(size: object) -> str:
-    return terminal.megabytes(size) if isinstance(size, int) else "not pulled"
+def _state(row: dict[str, str | int | bool | None]) -> str:
+    if isinstance(row["bytes"], int):
+        return terminal.megabytes(row["bytes"])
+    assert isinstance(row["download_bytes"], int)
+    return f"not pulled ({row['download_bytes'] / 1e6:.0f} MB)"

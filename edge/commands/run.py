@@ -11,8 +11,9 @@ import typer
 
 import edge
 from edge import store
-from edge.catalog import load_catalog
+from edge.catalog import load_catalog, shipped
 from edge.commands import answer, terminal
+from edge.commands.complete import all_names
 from edge.errors import OptionError
 from edge.kv import Policy
 from edge.options import GenerateOptions, RuntimeOptions
@@ -31,8 +32,11 @@ class Run:
     """
 
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name that `dsedge list` shows, or a bundle's folder.")
-    ] = load_catalog().default
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A name that `dsedge list` shows, or a bundle's folder.", autocompletion=all_names
+        ),
+    ] = shipped().default
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask; '-' reads it from stdin.")] = None
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False
@@ -93,7 +97,7 @@ class Run:
         elif self.prompt is None and sys.stdin.isatty():
             return None
         else:
-            text = sys.stdin.read().strip()
+            text = _read_stdin()
         if not text:
             raise OptionError("the prompt is empty; give it as an argument or on stdin")
         return text
@@ -124,6 +128,18 @@ class Run:
             seed=self.seed,
             stop=tuple(self.stop or ()),
         )
+
+
+def _read_stdin() -> str:
+    """The text on stdin. Raises OptionError where its bytes are none in the system's encoding (a code page, often)."""
+    try:
+        text = sys.stdin.read().strip()
+        text.encode("utf-8")  # bytes that stdin lets through as half a surrogate pair
+    except UnicodeError as error:
+        raise OptionError(
+            f"the text on stdin is not {sys.stdin.encoding}; convert it, or set PYTHONIOENCODING to its encoding"
+        ) from error
+    return text
 
 
 def _find(model: str) -> Path:

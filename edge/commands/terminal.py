@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edge.download import Progress
+    from edge.sources.web import Progress
 
 # C0 without tab and newline, DEL, and C1: what can move a terminal's cursor, or make it answer.
 _CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
@@ -35,6 +35,12 @@ def visible(text: str) -> str:
 def note(message: str) -> None:
     """A line for the person, on stderr."""
     print(visible(message), file=sys.stderr, flush=True)
+
+
+def think(text: str) -> None:
+    """A piece of a model's reasoning, on stderr: dimmed on a terminal, unless NO_COLOR asks for plain text."""
+    dimmed = is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
+    print(f"\x1b[2m{visible(text)}\x1b[22m" if dimmed else visible(text), end="", file=sys.stderr, flush=True)
 
 
 def print_json(data: object) -> None:

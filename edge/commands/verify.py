@@ -10,6 +10,7 @@ import typer
 import edge
 from edge import store
 from edge.commands import terminal
+from edge.commands.complete import BundleArgument
 from edge.commands.quality import print_comparisons
 
 
@@ -17,7 +18,7 @@ from edge.commands.quality import print_comparisons
 class Verify:
     """Recompute every hash of a bundle, and compare its logits with the reference on a short text."""
 
-    model: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.")]
+    model: BundleArgument
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 
     def execute(self) -> int:

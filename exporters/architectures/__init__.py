@@ -1,40 +1,64 @@
 """The model families that can be exported: one literal table, and the way from a checkpoint to a model.
 
-A family is a small module of data (`FAMILY`), imported when a checkpoint names it.
+A family is a small module of data (`FAMILY`), imported when a checkpoint names it. See docs/adding-a-family.md.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge.decoder import DecoderSpec
-from edge.errors import UnsupportedError
-from exporters.architectures.config import Config, read_spec
+from edge.errors import CheckpointError, UnsupportedError
+from exporters.architectures.config import Config
 from exporters.architectures.family import Family
+from exporters.architectures.spec import read_spec
 from exporters.architectures.weights import find_weights
 from exporters.checkpoint import Checkpoint, SourceTensor
 
 # `architectures` of a config.json → module
 HUGGING_FACE = {
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3_vision",
+    "GemmaForCausalLM": "gemma",
+    "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
+    "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 # `general.architecture` of a GGUF file → module
 GGUF = {
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "granite": "granite",
     "llama": "llama",
+    "olmo2": "olmo2",
+    "phi3": "phi3",
     "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "smollm3": "smollm3",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A checkpoint understood: what it computes, and each weight of its graph by canonical name, still unread."""
+    """A checkpoint understood: what it computes, and each weight of its graph by canonical name, still unread.
+
+    `notes` are for the quality report: what of the checkpoint is not exported.
+    """
 
     spec: DecoderSpec
     weights: Mapping[str, SourceTensor]
+    notes: tuple[str, ...] = ()
 
 
 def describe(checkpoint: Checkpoint) -> Model:
@@ -44,10 +68,16 @@ def describe(checkpoint: Checkpoint) -> Model:
     for a config that lacks something or tensors that do not fit it.
     """
     family = find_family(checkpoint)
-    config = Config(checkpoint.path, checkpoint.config, family.defaults)
+    config = _config(checkpoint, family)
     spec = read_spec(config, family.name, family.fields(config))
-    spec, weights = find_weights(checkpoint, family, spec, tied=config.flag("tie_word_embeddings"))
-    return Model(spec, weights)
+    if checkpoint.kind == "gguf" and family.gguf_whole_norms:
+        spec = replace(spec, norm_offset=0.0)
+    tied = config.flag("tie_word_embeddings")
+    spec, weights = find_weights(checkpoint, family, spec, family.scales(config), tied=tied)
+    left_out = sum(name.startswith(family.left_out) for name in checkpoint.tensors)
+    prefixes = ", ".join(prefix.rstrip(".") for prefix in family.left_out)
+    notes = (f"{left_out} tensors of other parts of the model ({prefixes}) are left out",) if left_out else ()
+    return Model(spec, weights, notes)
 
 
 def find_family(checkpoint: Checkpoint) -> Family:
@@ -59,3 +89,18 @@ def find_family(checkpoint: Checkpoint) -> Family:
         )
     family: Family = importlib.import_module(f"exporters.architectures.{table[named]}").FAMILY
     return family
+
+
+def _config(checkpoint: Checkpoint, family: Family) -> Config:
+    """The decoder's config with the defaults of its family and format."""
+    if checkpoint.kind == "gguf":
+        return Config(checkpoint.path, checkpoint.config, {**family.defaults, **family.gguf_defaults})
+    values = checkpoint.config
+    if family.section:
+        section = values.get(family.section)
+        if not isinstance(section, Mapping):
+            raise CheckpointError(
+                f"{checkpoint.path}: the config has no table {family.section}, which describes the decoder"
+            )
+        values = {**values, **section}
+    return Config(checkpoint.path, values, family.defaults)

@@ -1,4 +1,7 @@
-"""Llama 1 to 3 and the many models of the same shape (SmolLM2, TinyLlama, …). Facts: transformers' LlamaConfig."""
+"""Llama 1 to 3 and the many models of the same shape (SmolLM2, TinyLlama, Falcon 3, …).
+
+Facts: transformers' LlamaConfig.
+"""
 
 from __future__ import annotations
 

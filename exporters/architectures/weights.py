@@ -4,120 +4,98 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from edge.decoder import DecoderSpec
 from edge.errors import CheckpointError
-from edge.graph import build
-from edge.payload import Scheme
+from edge.graph import Weight, build
 from exporters.architectures.family import Family
 from exporters.architectures.names import part_of, source_name
+from exporters.architectures.views import HalfSplitRows, RowSlice, Scaled
 from exporters.checkpoint import Checkpoint, SourceTensor
-from exporters.checkpoint.source import row_range
 
-# Constants that old checkpoints store although they follow from the config.
-_DERIVED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope_freqs\.weight")
+# Constants that checkpoints store although they follow from the config.
+_DERIVED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight")
 _COMPARE_ROWS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class HalfSplitRows:
-    """Rows of q or k with the two numbers of a rotary pair side by side, shown half-split: i and i + head_dim / 2.
-
-    llama.cpp's converter stores row 2j + p of a head where Hugging Face has row j + p * head_dim / 2. Rows move whole,
-    so codes are carried like numbers. `heads` are the heads of this tensor: the kv heads for k.
-    """
-
-    inner: SourceTensor
-    heads: int
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.inner.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.inner.dtype
-
-    @property
-    def scheme(self) -> Scheme | None:
-        return self.inner.scheme
-
-    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
-        first, last, order = self._order(start, stop)
-        return self.inner.read(first, last)[order]
-
-    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        first, last, order = self._order(start, stop)
-        return {name: part[order] for name, part in self.inner.codes(first, last).items()}
-
-    def _order(self, start: int, stop: int | None) -> tuple[int, int, npt.NDArray[np.int64]]:
-        """The whole heads to read, and where among their rows each wanted one is."""
-        start, count, _ = row_range(self.shape, start, stop)
-        dim = self.shape[0] // self.heads
-        first = start // dim * dim
-        last = -(-(start + count) // dim) * dim
-        rows = np.arange(start, start + count)
-        head, row = rows // dim, rows % dim
-        return first, max(first, last), head * dim + row % (dim // 2) * 2 + row // (dim // 2) - first
-
-
 def find_weights(
-    checkpoint: Checkpoint, family: Family, spec: DecoderSpec, *, tied: bool
+    checkpoint: Checkpoint, family: Family, spec: DecoderSpec, scales: Mapping[str, float], *, tied: bool
 ) -> tuple[DecoderSpec, dict[str, SourceTensor]]:
-    """The spec with `tied_head` as the data has it, and every weight of its graph by canonical name.
+    """The weights of a spec's graph by canonical name, and the spec with its head as the checkpoint has it.
 
-    `tied` is what the config says of the head; it counts only where the checkpoint stores none (known fault C1).
-    Raises CheckpointError for missing, misshapen and left-over tensors.
+    The head is the embedding where the config ties them, unless another head is stored (known fault C1). Raises
+    CheckpointError for missing, misshapen and left-over tensors.
     """
     names = family.gguf if checkpoint.kind == "gguf" else family.hugging_face
-    head, embed = source_name("head", names), source_name("embed", names)
-    stored = checkpoint.tensors.get(head)
-    used: set[str] = set()
-    if stored is None:
-        if not tied:
-            raise CheckpointError(
-                f"{checkpoint.path}: no output head: the checkpoint has no tensor {head!r} and the config does not "
-                "tie the head to the embedding"
-            )
-    else:
-        used.add(head)
-        tied = embed in checkpoint.tensors and _equal(stored, checkpoint.tensors[embed])
+    tied = _tied(checkpoint, source_name("head", names), source_name("embed", names), tied)
     spec = replace(spec, tied_head=tied)
     weights: dict[str, SourceTensor] = {}
-    for weight in build(spec).weights:
-        name = source_name(weight.name, names)
-        tensor = checkpoint.tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(
-                f"{checkpoint.path}: the weight {weight.name} is missing: there is no tensor {name!r}"
-            )
-        if tensor.shape != weight.shape:
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name!r} has the shape {list(tensor.shape)}; "
-                f"the config makes {weight.name} {list(weight.shape)}"
-            )
+    used = {source_name("head", names)}
+    for name, sharing in _by_source(build(spec).weights, names).items():
+        tensor = _fitting(checkpoint, name, sharing)
+        first = 0
+        for weight in sharing:
+            rows = tensor if len(sharing) == 1 else RowSlice(tensor, first, weight.shape[0])
+            weights[weight.name] = _shown(rows, part_of(weight.name), checkpoint, family, spec, scales)
+            first += weight.shape[0]
         used.add(name)
-        weights[weight.name] = _half_split(tensor, weight.name, checkpoint, family, spec)
-    _check_leftovers(checkpoint, used)
+    _check_leftovers(checkpoint, used, family.left_out)
     return spec, weights
 
 
-def _half_split(
-    tensor: SourceTensor, canonical: str, checkpoint: Checkpoint, family: Family, spec: DecoderSpec
+def _tied(checkpoint: Checkpoint, head: str, embed: str, tied: bool) -> bool:
+    """Whether the head is the embedding."""
+    stored = checkpoint.tensors.get(head)
+    if stored is not None:
+        return embed in checkpoint.tensors and _equal(stored, checkpoint.tensors[embed])
+    if not tied:
+        raise CheckpointError(
+            f"{checkpoint.path}: no output head: the checkpoint has no tensor {head!r} and the config does not "
+            "tie the head to the embedding"
+        )
+    return True
+
+
+def _by_source(weights: tuple[Weight, ...], names: Mapping[str, str]) -> dict[str, list[Weight]]:
+    """The graph's weights by the tensor that holds them: more than one where a checkpoint fuses them."""
+    found: dict[str, list[Weight]] = {}
+    for weight in weights:
+        found.setdefault(source_name(weight.name, names), []).append(weight)
+    return found
+
+
+def _fitting(checkpoint: Checkpoint, name: str, sharing: list[Weight]) -> SourceTensor:
+    """The tensor of that name, if it is there and holds exactly these weights."""
+    tensor, first = checkpoint.tensors.get(name), sharing[0]
+    if tensor is None:
+        raise CheckpointError(f"{checkpoint.path}: the weight {first.name} is missing: there is no tensor {name!r}")
+    rows = sum(weight.shape[0] for weight in sharing)
+    if tensor.shape != (rows, *first.shape[1:]):
+        together = "" if len(sharing) == 1 else f" and {len(sharing) - 1} more in it"
+        raise CheckpointError(
+            f"{checkpoint.path}: tensor {name!r} has the shape {list(tensor.shape)}; "
+            f"the config makes {first.name}{together} {[rows, *first.shape[1:]]}"
+        )
+    return tensor
+
+
+def _shown(
+    tensor: SourceTensor,
+    part: str,
+    checkpoint: Checkpoint,
+    family: Family,
+    spec: DecoderSpec,
+    scales: Mapping[str, float],
 ) -> SourceTensor:
-    heads = {"attn.q": spec.heads, "attn.k": spec.kv_heads}.get(part_of(canonical))
-    if heads is None or not family.interleaved or checkpoint.kind != "gguf":
-        return tensor
-    return HalfSplitRows(tensor, heads)
+    """The tensor in the graph's order and magnitude."""
+    heads = {"attn.q": spec.heads, "attn.k": spec.kv_heads}.get(part)
+    if heads is not None and family.interleaved and checkpoint.kind == "gguf":
+        tensor = HalfSplitRows(tensor, heads)
+    scale = scales.get(part, 1.0)
+    return tensor if scale == 1.0 else Scaled(tensor, scale)
 
 
 def _equal(first: SourceTensor, second: SourceTensor) -> bool:
@@ -131,12 +109,18 @@ def _equal(first: SourceTensor, second: SourceTensor) -> bool:
     )
 
 
-def _check_leftovers(checkpoint: Checkpoint, used: set[str]) -> None:
+def _check_leftovers(checkpoint: Checkpoint, used: set[str], left_out: tuple[str, ...]) -> None:
     left: Mapping[str, SourceTensor] = checkpoint.tensors
-    names = sorted(name for name in left if name not in used and not _DERIVED.fullmatch(name))
+    unused = (name for name in left if name not in used and not _DERIVED.fullmatch(name))
+    names = sorted(name for name in unused if not name.startswith(left_out) and not _adds_nothing(left[name]))
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise CheckpointError(
             f"{checkpoint.path}: tensor {names[0]!r}{more} would be ignored: this architecture has no such weight, so "
             "the config does not describe this checkpoint"
         )
+
+
+def _adds_nothing(tensor: SourceTensor) -> bool:
+    """A bias of zeros, which some quantizers store for every matrix whether the model has biases or not."""
+    return tensor.name.endswith(".bias") and len(tensor.shape) == 1 and not tensor.read().any()

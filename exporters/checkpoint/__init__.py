@@ -39,6 +39,11 @@ class SourceTensor(Protocol):
         """Rows start…stop in the layout of `scheme` (see edge.payload); only where `scheme` is not None."""
         ...
 
+    @property
+    def note(self) -> str:
+        """For the quality report: why a source that is quantized has no scheme; "" where there is nothing to say."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:

@@ -24,7 +24,8 @@ from edge.errors import InternalError, UnsupportedError
 from edge.payload import Scheme, dequantize
 from exporters.checkpoint import SourceTensor, TokenizerFiles
 from exporters.checkpoint.gguf_config import read_architecture, read_config
-from exporters.checkpoint.gguf_container import BlockType, GgufTensorInfo, read_gguf_header
+from exporters.checkpoint.gguf_container import BlockType, GgufTensorInfo
+from exporters.checkpoint.gguf_split import read_parts
 from exporters.checkpoint.gguf_tokenizer import rebuild_tokenizer
 from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile, row_range, to_float32
 
@@ -56,9 +57,16 @@ class GgufTensor:
     def scheme(self) -> Scheme | None:
         return CARRIED.get(self.dtype) if len(self.shape) == 2 else None
 
+    @property
+    def note(self) -> str:
+        plain = self.dtype in PLAIN_DTYPES or self.scheme is not None
+        return "" if plain else f"no scheme holds {self.dtype} blocks exactly: dequantized"
+
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         """Rows start…stop as float32 [rows, …], dequantized exactly as the gguf package does."""
         start, rows, width = row_range(self.shape, start, stop)
+        if not rows:  # which the gguf package cannot take
+            return np.empty((0, *self.shape[1:]), np.float32)
         if self.scheme is not None:
             return dequantize(self.scheme, self.codes(start, start + rows), width)
         raw = self._bytes(start, rows, width)
@@ -122,20 +130,23 @@ def _dequantize(raw: Bytes, kind: BlockType) -> npt.NDArray[np.float32]:
 
 
 class GgufCheckpoint:
-    """An opened GGUF file. `open_checkpoint` is the way to get one."""
+    """An opened GGUF file, or all parts of a split one. `open_checkpoint` is the way to get one."""
 
     kind = "gguf"
 
     def __init__(self, path: Path) -> None:
-        header = read_gguf_header(path)
+        parts = read_parts(path)
+        path, first = parts[0]
         self.path = str(path)
-        self.architecture = read_architecture(path, header.metadata)
-        self._metadata = header.metadata
-        self._types = {info.type for info in header.tensors.values()}
-        self._file = SourceFile(path)
-        self.tensors: Mapping[str, SourceTensor] = {
-            name: GgufTensor(info, self._file) for name, info in header.tensors.items()
-        }
+        self.architecture = read_architecture(path, first.metadata)
+        self._metadata = first.metadata
+        self._types = {info.type for _, header in parts for info in header.tensors.values()}
+        self._files: list[SourceFile] = []
+        tensors: dict[str, SourceTensor] = {}
+        for part, header in parts:
+            self._files.append(SourceFile(part))
+            tensors |= {name: GgufTensor(info, self._files[-1]) for name, info in header.tensors.items()}
+        self.tensors: Mapping[str, SourceTensor] = tensors
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -153,4 +164,5 @@ class GgufCheckpoint:
         return rebuild_tokenizer(Path(self.path), self._metadata)
 
     def close(self) -> None:
-        self._file.close()
+        for file in self._files:
+            file.close()

@@ -1,25 +1,20 @@
 """GGUF metadata read as the config.json that the model had before it was converted.
 
-What a GGUF file says only through its tensors is derived from them: a tied head (no output.weight), biases, and the
-Llama 3 rope scaling (rope_freqs.weight), of which the file keeps the resulting factors and not the parameters.
+What a GGUF file says only through its tensors is derived from them: a tied head (no output.weight), biases, and
+factors of rope frequencies (see gguf_rope).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from edge.decoder import RopeSpec
 from edge.errors import CheckpointError, UnsupportedError
-from edge.rope import inverse_frequencies
 from exporters.checkpoint import SourceTensor
-
-ROPE_FACTORS = "rope_freqs.weight"
+from exporters.checkpoint.gguf_rope import rope_scaling
 
 # {architecture}.KEY → the name in a config.json
 KEYS = {
@@ -33,27 +28,37 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
     "rope.dimension_count": "rotary_dim",
 }
-SCALING_KEYS = {
-    "rope.scaling.type": "rope_type",
-    "rope.scaling.factor": "factor",
-    "rope.scaling.original_context_length": "original_max_position_embeddings",
+_SOFTCAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# What only some architectures read.
+OWN_KEYS = {
+    "gemma2": _SOFTCAPS,
+    "gemma3": _SOFTCAPS,
+    "granite": {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "logit_scale": "logits_scaling",
+        "residual_scale": "residual_multiplier",
+    },
 }
 TOKEN_KEYS = {"tokenizer.ggml.bos_token_id": "bos_token_id", "tokenizer.ggml.eos_token_id": "eos_token_id"}
-# Values that change what is computed and that no family read here uses, with the value that changes nothing.
+# Values that change what is computed and that other architectures do not use, with the value that changes nothing.
 NEUTRAL = {
     "attention.clamp_kqv": 0.0,
     "attention.scale": 0.0,
     "attention.causal": True,
+    "attn_logit_softcapping": 0.0,
     "embedding_scale": 1.0,
     "expert_count": 0,
+    "final_logit_softcapping": 0.0,
     "logit_scale": 1.0,
     "residual_scale": 1.0,
-    "rope.scaling.attn_factor": 1.0,
 }
-# (original context, low and high frequency factors) of the models that were published with this kind of scaling
-LLAMA3_SHAPES = ((8192, 1.0, 4.0),)
 
 
 def read_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, SourceTensor]) -> dict[str, Any]:
@@ -62,17 +67,18 @@ def read_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, S
     Raises CheckpointError for values of the wrong kind, UnsupportedError for settings that would be lost.
     """
     arch = read_architecture(path, metadata)
-    parts = metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        raise UnsupportedError(f"{path}: one of {parts} parts of a split file; join them with llama-gguf-split --merge")
+    own = OWN_KEYS.get(arch, {})
     for key, neutral in NEUTRAL.items():
         value = metadata.get(f"{arch}.{key}", neutral)
-        if value != neutral:
+        if value != neutral and key not in own:
             raise UnsupportedError(f"{path}: {arch}.{key} is {value!r}, which is not supported (only {neutral!r} is)")
     config: dict[str, Any] = {}
-    for key, name in KEYS.items():
+    for key, name in {**KEYS, **own}.items():
         if f"{arch}.{key}" in metadata:
             config[name] = _same_everywhere(path, f"{arch}.{key}", metadata[f"{arch}.{key}"])
+    config |= _windows(metadata.get(f"{arch}.attention.sliding_window_pattern"))
+    if config.get("sliding_window") == 0:
+        del config["sliding_window"]  # how converters write that there is none
     config.update({name: metadata[key] for key, name in TOKEN_KEYS.items() if key in metadata})
     if "token_embd.weight" in tensors:
         config["vocab_size"] = tensors["token_embd.weight"].shape[0]
@@ -80,7 +86,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, S
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
-    config["rope_scaling"] = _rope_scaling(path, arch, metadata, config, tensors)
+    config["rope_scaling"] = rope_scaling(path, arch, metadata, config, tensors)
     return config
 
 
@@ -101,8 +107,15 @@ def _same_everywhere(path: Path, key: str, value: Any) -> Any:
     return distinct[0].item()
 
 
+def _windows(pattern: Any) -> dict[str, Any]:
+    """A flag a layer for those that see a window, or after how many of those one sees everything."""
+    if isinstance(pattern, np.ndarray):
+        return {"layer_types": ["sliding_attention" if local else "full_attention" for local in pattern.tolist()]}
+    return {} if pattern is None else {"sliding_window_pattern": pattern}
+
+
 def _check_head_sizes(path: Path, arch: str, metadata: Mapping[str, Any], config: dict[str, Any]) -> None:
-    """Values must be as wide as keys, and every dimension of a head rotary (both hold for the families read here)."""
+    """Values must be as wide as keys. Where rope turns a part of each head, the config says which."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
@@ -111,57 +124,5 @@ def _check_head_sizes(path: Path, arch: str, metadata: Mapping[str, Any], config
     rotary = config.pop("rotary_dim", head_dim)
     if value_dim != head_dim:
         raise UnsupportedError(f"{path}: heads of {head_dim} for keys but {value_dim} for values are not supported")
-    if rotary != head_dim:
-        raise UnsupportedError(f"{path}: rope over {rotary} of {head_dim} dimensions of a head is not supported")
-
-
-def _rope_scaling(
-    path: Path,
-    arch: str,
-    metadata: Mapping[str, Any],
-    config: Mapping[str, Any],
-    tensors: Mapping[str, SourceTensor],
-) -> dict[str, Any] | None:
-    scaling = {name: metadata[f"{arch}.{key}"] for key, name in SCALING_KEYS.items() if f"{arch}.{key}" in metadata}
-    linear = metadata.get(f"{arch}.rope.scale_linear")  # the older spelling
-    if linear is not None and "rope_type" not in scaling:
-        scaling |= {"rope_type": "linear", "factor": linear}
-    kind = scaling.get("rope_type", "none")
-    if ROPE_FACTORS in tensors:
-        if kind not in ("none", "llama3"):
-            raise UnsupportedError(f"{path}: has both {ROPE_FACTORS} and rope scaling of type {kind!r}")
-        return _llama3(path, config, tensors[ROPE_FACTORS])
-    return None if kind == "none" else scaling
-
-
-def _llama3(path: Path, config: Mapping[str, Any], factors: SourceTensor) -> dict[str, Any] | None:
-    """The Llama 3 parameters whose formula gives these factors. Raises UnsupportedError if none does.
-
-    The factors were computed in float32 by the converter, hence the tolerance.
-    """
-    stored = factors.read().reshape(-1).astype(np.float64)
-    theta = config.get("rope_theta", 10000.0)
-    if not isinstance(theta, int | float) or theta <= 0 or not np.all(stored > 0):
-        raise CheckpointError(f"{path}: {ROPE_FACTORS} and a rope base of {theta!r} give no frequencies")
-    largest = float(stored.max())
-    if np.all(stored == 1.0):
-        return None
-    for original, low, high in LLAMA3_SHAPES:
-        rope = RopeSpec(2 * len(stored), theta, "llama3", largest, low, high, original)
-        if np.allclose(_factors(rope), stored, rtol=1e-5, atol=0.0):
-            return {
-                "rope_type": "llama3",
-                "factor": largest,
-                "low_freq_factor": low,
-                "high_freq_factor": high,
-                "original_max_position_embeddings": original,
-            }
-    raise UnsupportedError(
-        f"{path}: {ROPE_FACTORS} holds frequency factors up to {largest:g} that are not those of Llama 3.1's formula "
-        f"(original context {', '.join(str(shape[0]) for shape in LLAMA3_SHAPES)}); export from the safetensors model"
-    )
-
-
-def _factors(rope: RopeSpec) -> npt.NDArray[np.float64]:
-    """What the plain frequencies are divided by."""
-    return np.asarray(inverse_frequencies(replace(rope, kind="default")) / inverse_frequencies(rope))
+    if isinstance(head_dim, int) and isinstance(rotary, int) and rotary != head_dim > 0:
+        config["partial_rotary_factor"] = rotary / head_dim

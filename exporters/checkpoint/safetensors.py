@@ -1,4 +1,7 @@
-"""Hugging Face folders: config.json, one or more safetensors files, tokenizer.json."""
+"""Hugging Face folders: config.json, one or more safetensors files, tokenizer.json.
+
+Weights that are already quantized are put together by `quantized`; all others are plain numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,40 +14,42 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import CheckpointError, InternalError, NotFoundError, UnsupportedError
-from edge.payload import Scheme
+from edge.errors import CheckpointError, EdgeError, NotFoundError, UnsupportedError
 from edge.safetensors import TensorInfo, read_header
-from exporters.checkpoint import SourceTensor, TokenizerFiles
+from exporters.checkpoint import SourceTensor, TokenizerFiles, quantized
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
-from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile, row_range, to_float32
+from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile
+from exporters.checkpoint.stored import StoredTensor, Uncoded
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsTensor:
+class SafetensorsTensor(Uncoded):
     """A tensor of plain numbers: F32, F16 or BF16."""
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    file: SourceFile
-    offset: int
+    stored: StoredTensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def note(self) -> str:
+        return ""
 
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         """Rows start…stop as float32 [rows, …]."""
-        start, rows, width = row_range(self.shape, start, stop)
-        row_bytes = width * PLAIN_DTYPES[self.dtype]
-        raw = self.file.read(self.offset + start * row_bytes, rows * row_bytes, self.name)
-        return to_float32(raw, self.dtype).reshape(rows, *self.shape[1:])
-
-    @property
-    def scheme(self) -> Scheme | None:
-        return None
-
-    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        raise InternalError(f"tensor {self.name!r} is {self.dtype}: it has no codes ({start}…{stop})")
+        return self.stored.numbers(start, stop)
 
 
 class SafetensorsCheckpoint:
@@ -54,25 +59,33 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path, files: tuple[Path, ...], headers: tuple[dict[str, TensorInfo], ...]) -> None:
         self.path = str(folder)
-        self.config: Mapping[str, Any] = read_json(folder / "config.json")
-        self.architecture = _architecture(folder, self.config)
+        config = read_json(folder / "config.json")
+        self.architecture = _architecture(folder, config)
         self._folder = folder
         self._files: list[SourceFile] = []
-        tensors: dict[str, SourceTensor] = {}
-        for path, header in zip(files, headers, strict=True):
-            source = self._open(path)
-            for name, info in header.items():
-                tensors[name] = SafetensorsTensor(name, info.shape, info.dtype, source, info.start)
-        self.tensors: Mapping[str, SourceTensor] = tensors
-
-    def _open(self, path: Path) -> SourceFile:
         try:
-            source = SourceFile(path)
-        except CheckpointError:
+            self.tensors: Mapping[str, SourceTensor] = self._read_tensors(config, files, headers)
+        except EdgeError:
             self.close()
             raise
-        self._files.append(source)
-        return source
+        self.config: Mapping[str, Any] = {key: config[key] for key in config if key not in quantized.KEYS}
+
+    def _read_tensors(
+        self, config: Mapping[str, Any], files: tuple[Path, ...], headers: tuple[dict[str, TensorInfo], ...]
+    ) -> dict[str, SourceTensor]:
+        stored: dict[str, StoredTensor] = {}
+        for path, header in zip(files, headers, strict=True):
+            source = SourceFile(path)
+            self._files.append(source)
+            for name, info in header.items():
+                stored[name] = StoredTensor(name, info.shape, info.dtype, source, info.start)
+        tensors = quantized.assemble(stored, config, self.path)
+        for name, tensor in stored.items():
+            _check_plain(tensor)
+            if name in tensors:
+                raise CheckpointError(f"{self.path}: tensor {name!r} is there both quantized and plain")
+            tensors[name] = SafetensorsTensor(tensor)
+        return tensors
 
     def tokenizer(self) -> TokenizerFiles:
         """Raises CheckpointError when the folder has no tokenizer.json or its parts contradict each other."""
@@ -87,7 +100,8 @@ def open_folder(folder: Path) -> SafetensorsCheckpoint:
     """Open a Hugging Face folder, with every header read and checked first.
 
     Raises CheckpointError naming the files for a missing config.json or shard, a stale index, a tensor in two shards,
-    or a folder without safetensors; UnsupportedError for tensors that are not F32, F16 or BF16.
+    or a folder without safetensors; UnsupportedError for a quantization format that cannot be read and, outside of
+    quantized weights, for tensors that are not F32, F16 or BF16.
     """
     files = _weight_files(folder)
     if not (folder / "config.json").is_file():
@@ -95,8 +109,6 @@ def open_folder(folder: Path) -> SafetensorsCheckpoint:
     headers = tuple(read_header(file) for file in files)
     if (folder / INDEX).is_file():
         _check_index(folder, files, headers)
-    for file, header in zip(files, headers, strict=True):
-        _check_dtypes(file, header)
     return SafetensorsCheckpoint(folder, files, headers)
 
 
@@ -109,9 +121,7 @@ def open_file(path: Path) -> SafetensorsCheckpoint:
         raise CheckpointError(f"{path}: one shard of several; give the folder {folder} instead")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{path}: no config.json beside it; copy it there from the model's repository")
-    header = read_header(path)
-    _check_dtypes(path, header)
-    return SafetensorsCheckpoint(folder, (path,), (header,))
+    return SafetensorsCheckpoint(folder, (path,), (read_header(path),))
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
@@ -197,12 +207,14 @@ def _check_index(folder: Path, files: tuple[Path, ...], headers: tuple[dict[str,
         raise CheckpointError(f"{folder / INDEX}: stale: it does not name tensor {name!r} of {holder[name]}")
 
 
-def _check_dtypes(file: Path, header: Mapping[str, TensorInfo]) -> None:
-    for name, info in header.items():
-        if info.dtype not in PLAIN_DTYPES:
-            raise UnsupportedError(
-                f"{file}: tensor {name!r} is {info.dtype}; supported are {', '.join(PLAIN_DTYPES)} "
-                "(export from the model as it was before it was quantized)"
-            )
-        if not info.shape or not all(info.shape):
-            raise CheckpointError(f"{file}: tensor {name!r} has the shape {list(info.shape)}, which holds no rows")
+def _check_plain(tensor: StoredTensor) -> None:
+    if tensor.dtype not in PLAIN_DTYPES:
+        raise UnsupportedError(
+            f"{tensor.file.path}: tensor {tensor.name!r} is {tensor.dtype}; supported are {', '.join(PLAIN_DTYPES)}, "
+            "and others where the config's quantization_config says what they mean "
+            "(export from the model as it was before it was quantized)"
+        )
+    if not tensor.shape or not all(tensor.shape):
+        raise CheckpointError(
+            f"{tensor.file.path}: tensor {tensor.name!r} has the shape {list(tensor.shape)}, which holds no rows"
+        )

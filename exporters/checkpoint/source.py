@@ -53,6 +53,16 @@ class SourceFile:
             )
         return buffer
 
+    def read_strided(self, rows: tuple[int, int], shape: tuple[int, int], tensor: str) -> npt.NDArray[np.uint8]:
+        """Bytes [rows, count] = `shape`, where row i starts at rows[0] + i * rows[1]. Raises as `read`."""
+        start, stride = rows
+        if shape[1] == stride:
+            return self.read(start, shape[0] * shape[1], tensor).reshape(shape)
+        found = np.empty(shape, np.uint8)
+        for row in range(shape[0]):
+            found[row] = self.read(start + row * stride, shape[1], tensor)
+        return found
+
     def close(self) -> None:
         with self._lock:
             self._file.close()

@@ -48,13 +48,14 @@ def rope_in_attention(model: Model) -> None:
 
 
 def norm_with_residual(model: Model) -> None:
-    """An Add and the norm of its sum become one node that yields both."""
+    """An Add and the norm of its sum become one node that yields both; the kernel takes no vector, as a bias is."""
     makers = _makers(model)
+    constant = {*model.constants, *model.spans}
     fused: dict[str, Node] = {}  # output of the Add → the node that replaces it
     merged: set[str] = set()
     for node in model.nodes:
         total = makers.get(node.inputs[0]) if node.op == "RMSNormalization" else None
-        if total is None or total.op != "Add" or total.output in fused or set(total.inputs) & set(model.constants):
+        if total is None or total.op != "Add" or total.output in fused or set(total.inputs) & constant:
             continue
         fused[total.output] = Node(
             "SkipSimplifiedLayerNormalization",

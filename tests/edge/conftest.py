@@ -1,9 +1,18 @@
-"""Tiny tokenizers of the kinds that models use, built with the tokenizers library alone."""
+"""Tiny tokenizers of the kinds that models use, built with the tokenizers library alone; pipelines over a script."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from edge.options import RuntimeOptions
+from edge.pipeline import Pipeline
+from runtimes.scripted import write_bundle
+from tests.edge.scripted import FOX, OpenScripted
 
 CHAT_TOKENS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]  # ids 0 to 4
 CORPUS = [
@@ -85,3 +94,20 @@ def digits_apart() -> Tokenizer:
     ordinary = ["<think>", "</think>", "<turn>", "\n\n", "word"]
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in ordinary])
     return tokenizer
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenScripted]:
+    """A pipeline over answers; keywords of `write_bundle` start with `bundle_`, the others are RuntimeOptions."""
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+    pipelines: list[Pipeline] = []
+
+    def make(*answers: Any, **options: Any) -> Pipeline:
+        written = {name[7:]: options.pop(name) for name in list(options) if name.startswith("bundle_")}
+        bundle = write_bundle(tmp_path / f"{len(pipelines)}.dsedge", answers or [FOX], **written)
+        pipelines.append(Pipeline(bundle, RuntimeOptions(runtime="scripted", **options)))
+        return pipelines[-1]
+
+    yield make
+    for pipeline in pipelines:
+        pipeline.close()

@@ -15,6 +15,9 @@ from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import BundleError
 
 LLAMA3 = RopeSpec(8, 5e5, "llama3", 8.0, 1.0, 4.0, 8192)
+LONGROPE = RopeSpec(
+    4, 1e4, "longrope", original_context=64, attention_factor=1.25, short_factors=(1.0, 1.5), long_factors=(2.0, 9.0)
+)
 
 
 def make_spec(**changes: Any) -> DecoderSpec:
@@ -22,7 +25,7 @@ def make_spec(**changes: Any) -> DecoderSpec:
     values: dict[str, Any] = {
         "family": "test", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "heads": 4, "kv_heads": 2,
         "head_dim": 32, "layers": (LayerSpec(512, 1), LayerSpec(None, None), LayerSpec(512, 0), LayerSpec()),
-        "ropes": (RopeSpec(32, 1e4), LLAMA3), "context": 4096, "norm_eps": 1e-6, "attention_scale": 0.25,
+        "ropes": (RopeSpec(32, 1e4), LLAMA3, LONGROPE), "context": 4096, "norm_eps": 1e-6, "attention_scale": 0.25,
         "norm_offset": 1.0, "pre_norms": False, "post_norms": True, "qk_norm": "head", "qkv_bias": True,
         "output_bias": True, "mlp_bias": True, "activation": "gelu_tanh", "embedding_scale": 8.0,
         "attention_softcap": 50.0, "logit_softcap": 30.0, "tied_head": True,
@@ -71,8 +74,8 @@ def test_layers_with_one_window_share_a_ring_in_order_of_first_use() -> None:
         ({"embedding_scale": 10**400}, "embedding_scale"),
         ({"attention_softcap": 0.0}, "attention_softcap is 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap is -30.0"),
-        ({"layers": (LayerSpec(rope=2),)}, "rope 2 of 2"),
-        ({"layers": (LayerSpec(rope=-1),)}, "rope -1 of 2"),
+        ({"layers": (LayerSpec(rope=3),)}, "rope 3 of 3"),
+        ({"layers": (LayerSpec(rope=-1),)}, "rope -1 of 3"),
         ({"layers": (LayerSpec(window=0),)}, "window of 0"),
         ({"layers": (LayerSpec(window=2**80),)}, "window of"),
         ({"ropes": (RopeSpec(7, 1e4), LLAMA3)}, "7 of 32 dimensions"),
@@ -80,7 +83,14 @@ def test_layers_with_one_window_share_a_ring_in_order_of_first_use() -> None:
         ({"ropes": (RopeSpec(32, 0.0), LLAMA3)}, "theta is 0.0"),
         ({"ropes": (RopeSpec(32, math.nan), LLAMA3)}, "theta is nan"),
         ({"ropes": (RopeSpec(32, 1e4, "linear", 0.0), LLAMA3)}, "factor is 0.0"),
-        ({"ropes": (RopeSpec(32, 1e4, "yarn"), LLAMA3)}, "'yarn'; known: default, linear, llama3"),  # type: ignore[arg-type]
+        ({"ropes": (RopeSpec(32, 1e4, "su"), LLAMA3)}, "'su'; known: default, linear, .*llama3"),  # type: ignore[arg-type]
+        ({"ropes": (RopeSpec(32, 1e4, "yarn"), LLAMA3)}, "yarn over a context of 0"),
+        ({"ropes": (LLAMA3, RopeSpec(32, 1.0, "yarn", original_context=64))}, "theta of 1.0; it must be above 1"),
+        ({"ropes": (LLAMA3, RopeSpec(2, 1e4, "dynamic", original_context=64))}, "dynamic over 2 dimensions"),
+        ({"ropes": (LLAMA3, replace(LONGROPE, long_factors=(1.0,)))}, "1 factors for rope kind longrope of 4"),
+        ({"ropes": (LLAMA3, replace(LONGROPE, kind="default"))}, "2 factors for rope kind default"),
+        ({"ropes": (LLAMA3, replace(LONGROPE, short_factors=(1.0, math.nan)))}, "no positive number"),
+        ({"ropes": (LLAMA3, replace(LONGROPE, attention_factor=0.0))}, "attention_factor is 0.0"),
         ({"ropes": (LLAMA3, replace(LLAMA3, original_context=0))}, "context of 0"),
         ({"ropes": (LLAMA3, replace(LLAMA3, low_freq_factor=4.0))}, "frequency factors 4.0 and 4.0"),
         ({"activation": "relu"}, "'relu'; known: silu, gelu_tanh"),
@@ -108,6 +118,9 @@ def test_impossible_specs_are_refused(changes: dict[str, Any], words: str) -> No
         (("layers", 0, "windows"), 3, "unknown field 'windows' in LayerSpec"),
         (("ropes", 1, "kind"), ["llama3"], "rope kind"),
         (("ropes", 0, "theta"), False, "no float"),
+        (("ropes", 2, "short_factors"), 1.0, "short_factors is no list of numbers"),
+        (("ropes", 2, "long_factors"), [1.0, True], "long_factors is no list of numbers"),
+        (("ropes", 2, "long_factors"), [1.0, 10**400], "long_factors is no list of numbers"),
         (("activation",), ["silu"], "activation"),
         (("more",), 1, "unknown field 'more' in DecoderSpec"),
     ],

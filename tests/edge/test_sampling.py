@@ -29,8 +29,8 @@ def order(logits: Logits) -> list[int]:
     return sorted(range(len(logits)), key=lambda n: (-float(logits[n]), n))
 
 
-def slow_draw(logits: Logits, options: GenerateOptions, draw: int) -> int:
-    """Steps 5 to 9 of the rule, written from its text with plain loops."""
+def slow_draw(logits: Logits, options: GenerateOptions, draw: int, slack: float = 1e-12) -> int:
+    """Steps 5 to 9 of the rule, written from its text with plain loops; `slack`: sums a rounding away from top_p."""
     ranked = [n for n in order(logits) if logits[n] > -math.inf]
     top = float(logits[ranked[0]])
     weight = {n: math.exp(max(-745.2, (float(logits[n]) - top) / options.temperature)) for n in ranked}
@@ -38,7 +38,7 @@ def slow_draw(logits: Logits, options: GenerateOptions, draw: int) -> int:
         ranked = ranked[: options.top_k]
     if options.top_p < 1:
         goal = options.top_p * math.fsum(weight[n] for n in ranked)
-        size = next(i for i in range(1, len(ranked) + 1) if math.fsum(weight[n] for n in ranked[:i]) >= goal - 1e-12)
+        size = next(i for i in range(1, len(ranked) + 1) if math.fsum(weight[n] for n in ranked[:i]) >= goal - slack)
         ranked = ranked[:size]
     ranked = [n for n in ranked if weight[n] >= options.min_p]
     target = uniform(options.seed or 0, draw) * math.fsum(weight[n] for n in ranked)
@@ -154,7 +154,7 @@ def test_any_logits_equal_a_slow_model() -> None:
         )
         picker = Sampler(options, len(values))
         for draw in range(4):
-            assert picker.sample(logits) == slow_draw(logits, options, draw)
+            assert picker.sample(logits) in {slow_draw(logits, options, draw, slack) for slack in (1e-12, -1e-12)}
 
     check()
 
@@ -267,3 +267,25 @@ def test_bands_cover_a_large_vocabulary_in_order() -> None:
         for draw in range(100):
             place = np.searchsorted(sums, uniform(9, draw) * sums[count - 1], side="right")
             assert picker.sample(logits) == ranked[place]
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}])
+def test_the_exact_sum_decides_where_the_rough_one_cannot(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bound so wide that most draws are in doubt, the draws are those of the exact sum, one by one."""
+    logits = np.random.default_rng(5).normal(0, 3, 2000).astype(np.float32)
+    usual = sampler(2000, seed=3, **options)
+    expected = [usual.sample(logits) for _ in range(200)]
+    exact: list[float] = []
+    mass = Sampler._mass
+
+    def counted(self: Sampler, logits: Logits, top: float) -> float:
+        exact.append(mass(self, logits, top))
+        return exact[-1]
+
+    monkeypatch.setattr("edge.sampling._ROUGH", 0.5)
+    monkeypatch.setattr(Sampler, "_mass", counted)
+    doubtful = sampler(2000, seed=3, **options)
+    assert [doubtful.sample(logits) for _ in range(200)] == expected
+    assert len(exact) > 100

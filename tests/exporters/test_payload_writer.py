@@ -135,7 +135,7 @@ def test_numbers_beyond_float16_are_refused_where_it_is_needed(scheme: str, tmp_
     sources["layers.0.mlp.up"].values[1, 1] = 65504.0
     write(tmp_path / "w", graph, sources, make_choices(graph, scheme))
     sources["layers.0.mlp.up"].values[1, 1] = 66000.0
-    with pytest.raises(CheckpointError, match=r"'source\.layers\.0\.mlp\.up' .* to 66000; only finite ones up to 65504"):
+    with pytest.raises(CheckpointError, match=r"'source\.layers\.0\.mlp\.up' .* to 66000; .* up to 65504"):
         write(tmp_path / "w", graph, sources, make_choices(graph, scheme))
     write(tmp_path / "w", graph, sources, make_choices(graph, "float32"))
 

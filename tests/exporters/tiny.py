@@ -19,16 +19,40 @@ from gguf.quants import quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.utils import logging
+
+from tests.exporters import tiny_gguf
 
 logging.disable_progress_bar()
 
@@ -72,6 +96,78 @@ def tiny_mistral(folder: Path, *, seed: int = 0, **config: Any) -> Path:
     return _save(MistralForCausalLM(MistralConfig(**{**SIZES, **config})), folder, seed)
 
 
+def tiny_ministral(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    return _save(MinistralForCausalLM(MinistralConfig(**{**SIZES, "head_dim": 16, **config})), folder, seed)
+
+
+def tiny_qwen3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A Qwen3 folder whose head_dim is not hidden / heads."""
+    return _save(Qwen3ForCausalLM(Qwen3Config(**{**SIZES, "head_dim": 32, **config})), folder, seed)
+
+
+def tiny_gemma(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    return _save(GemmaForCausalLM(GemmaConfig(**{**SIZES, "head_dim": 32, **config})), folder, seed)
+
+
+def tiny_gemma2(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A Gemma 2 folder: a window layer, then a global one, with soft-caps low enough to bend every score."""
+    own = {"head_dim": 32, "query_pre_attn_scalar": 12, "sliding_window": 8}
+    caps = {"attn_logit_softcapping": 20.0, "final_logit_softcapping": 8.0}
+    return _save(Gemma2ForCausalLM(Gemma2Config(**{**SIZES, **own, **caps, **config})), folder, seed)
+
+
+GEMMA3: Mapping[str, Any] = {
+    **SIZES,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 8,
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+
+
+def tiny_gemma3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A Gemma 3 folder: two window layers to a global one, each kind with its own rope."""
+    return _save(Gemma3ForCausalLM(Gemma3TextConfig(**{**GEMMA3, **config})), folder, seed)
+
+
+def tiny_gemma3_vision(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """The same decoder under a model that takes images too. `config` overrides fields of its text config."""
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    tokens = {"boi_token_index": 297, "eoi_token_index": 298, "image_token_index": 299, "mm_tokens_per_image": 4}
+    text = {**GEMMA3, **config}
+    whole = Gemma3Config(text_config=text, vision_config=vision, initializer_range=SIZES["initializer_range"], **tokens)
+    return _save(Gemma3ForConditionalGeneration(whole), folder, seed)
+
+
+def tiny_phi3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    return _save(Phi3ForCausalLM(Phi3Config(**{**SIZES, "pad_token_id": 0, **config})), folder, seed)
+
+
+def tiny_smollm3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A SmolLM3 folder whose second layer has no rope."""
+    own = {"no_rope_layer_interval": 2, "pad_token_id": 0}
+    return _save(SmolLM3ForCausalLM(SmolLM3Config(**{**SIZES, **own, **config})), folder, seed)
+
+
+def tiny_olmo2(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    return _save(Olmo2ForCausalLM(Olmo2Config(**{**SIZES, **config})), folder, seed)
+
+
+def tiny_olmo3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """An OLMo 3 folder: three window layers, then a global one."""
+    own = {"sliding_window": 8, "num_hidden_layers": 4}
+    return _save(Olmo3ForCausalLM(Olmo3Config(**{**SIZES, **own, **config})), folder, seed)
+
+
+def tiny_granite(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    own = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 2.5}
+    return _save(GraniteForCausalLM(GraniteConfig(**{**SIZES, **own, **config})), folder, seed)
+
+
 def load_reference(folder: Path) -> PreTrainedModel:
     """The folder as transformers reads it, float32, with eager attention."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -105,7 +201,9 @@ def _save(model: PreTrainedModel, folder: Path, seed: int) -> Path:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 1 and not name.endswith("bias"):
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.uniform_(1.5, 3.5, generator=generator)
+            elif parameter.ndim == 1 and not name.endswith("bias"):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(0.0, model.config.initializer_range, generator=generator)
@@ -123,7 +221,7 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     rope_factors: npt.NDArray[np.float32] | None = None,
 ) -> Path:
-    """Convert a Llama or Qwen2 folder the way llama.cpp's converter does.
+    """Convert a folder the way llama.cpp's converter does.
 
     quantization  a type of `gguf.quants.quantize`, or a function from a GGUF tensor name to one; vectors stay F32
     pre           tokenizer.ggml.pre; None leaves the key out
@@ -132,9 +230,9 @@ def write_gguf(
     """
     model = load_reference(folder)
     config = model.config
-    arch = "llama" if config.model_type in ("llama", "mistral") else config.model_type
+    arch = tiny_gguf.architecture(config)
     writer = gguf.GGUFWriter(path, arch)
-    _write_sizes(writer, config)
+    tiny_gguf.write_sizes(writer, config)
     _write_tokenizer(writer, folder, pre)
     for key, value in (metadata or {}).items():
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
@@ -157,36 +255,11 @@ def _write_tensors(
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        data = tensor.numpy()
-        if arch == "llama" and ".q_proj." in name:
-            data = _interleave(data, config.num_attention_heads)
-        if arch == "llama" and ".k_proj." in name:
-            data = _interleave(data, config.num_key_value_heads)
+        data = tiny_gguf.convert(name, tensor.numpy(), config)
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         kind = "F32" if data.ndim == 1 else quantization if isinstance(quantization, str) else quantization(target)
         number = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(target, quantize(np.ascontiguousarray(data), number), raw_dtype=number)
-
-
-def _interleave(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """llama.cpp's reordering of the rows of q and k: the halves of each head side by side."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def _write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    if head_dim * config.num_attention_heads != config.hidden_size:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str | None) -> None:

@@ -15,14 +15,22 @@ from edge.bundle import Bundle
 from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
 from edge.kv import KvLayout, Policy, plan_layout
 from edge.options import RuntimeOptions
+from edge.rope import inverse_frequencies
 from edge.runtime import Runtime, Segment, open_runtime
 from edge.session import Session
 from exporters.reference import Reference, Visibility
 from runtimes.scripted import write_bundle
+from tests.exporters import tiny
 from tests.exporters.tiny import tiny_llama, tiny_mistral, tiny_qwen2
 
 # Runtimes that compute logits. A new backend joins by a line here.
 RUNTIMES = ("onnx",)
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.5], "long_factor": [1.0, 1.5, 3.0, 8.0],
+}  # fmt: skip
 MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "llama": (tiny_llama, {}),
     "llama-tied": (tiny_llama, {"tie_word_embeddings": True}),
@@ -30,7 +38,21 @@ MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "llama-bias": (tiny_llama, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (tiny_qwen2, {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32}),
     "mistral": (tiny_mistral, {"sliding_window": 8}),
+    "llama-yarn": (tiny_llama, {"rope_parameters": YARN}),
+    "llama-dynamic": (tiny_llama, {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}),
+    "qwen3": (tiny.tiny_qwen3, {}),
+    "gemma": (tiny.tiny_gemma, {}),
+    "gemma2": (tiny.tiny_gemma2, {}),
+    "gemma3": (tiny.tiny_gemma3, {}),
+    "phi3": (tiny.tiny_phi3, {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "smollm3": (tiny.tiny_smollm3, {"use_sliding_window": True, "sliding_window": 8}),
+    "olmo2": (tiny.tiny_olmo2, {}),
+    "olmo2-bias": (tiny.tiny_olmo2, {"attention_bias": True}),  # a norm of a sum that is no residual
+    "olmo3": (tiny.tiny_olmo3, {}),
+    "granite": (tiny.tiny_granite, {}),
 }
+# Models with rings of different lengths, or of the same length but another rope.
+WINDOWED = ("mistral", "gemma2", "gemma3", "smollm3", "olmo3")
 SCHEMES = ("int4-g32-sym", "int4-g64-zp", "int4-g32-affine", "float16", "float32")
 
 
@@ -61,7 +83,8 @@ class Opened:
         self.bundle = bundle
 
     def reference(self, visible: Visibility | None = None) -> Reference:
-        return Reference(self.bundle.graph, self.bundle.weights.read, visible=visible)
+        context = self.runtime.layout.context
+        return Reference(self.bundle.graph, self.bundle.weights.read, visible=visible, context=context)
 
     def run(self, ids: list[int], chunk: int) -> np.ndarray[Any, Any]:
         """Logits of every token, fed in chunks of at most `chunk`."""
@@ -104,7 +127,7 @@ def test_logits_equal_the_reference(model: str, bundles: dict[str, Bundle], open
     assert close(run.run(ids, 40), run.reference().run(ids))
 
 
-@pytest.mark.parametrize("model", ["llama", "mistral"])
+@pytest.mark.parametrize("model", ["llama", *WINDOWED])
 @pytest.mark.parametrize("chunk", [1, 3, 16])
 def test_k1_prefill_in_chunks_equals_prefill_at_once(
     model: str, chunk: int, bundles: dict[str, Bundle], opened: Open
@@ -122,7 +145,7 @@ def test_embedding_and_head_in_every_scheme(head: str, tmp_path: Path, opened: O
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", ["llama-bias", "llama-narrow"])
+@pytest.mark.parametrize("model", ["llama-bias", "llama-narrow", "gemma3", "olmo2-bias", "phi3"])
 def test_linears_in_every_scheme(model: str, scheme: str, tmp_path: Path, opened: Open) -> None:
     run = opened(export_tiny(tmp_path, model, scheme))
     ids = random_ids(20)
@@ -151,10 +174,12 @@ def test_k2_window_boundary(count: int, bundles: dict[str, Bundle], opened: Open
     assert close(run.run(ids, 4), run.reference().run(ids))
 
 
-def test_sinks_turn_with_the_window(bundles: dict[str, Bundle], opened: Open) -> None:
+@pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3"])
+def test_k6_sinks_turn_with_the_window(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
+    """Yarn and longrope multiply what they rotate: turning a sink on must not do so again. Phi-3 turns half a head."""
     sinks, slots = 2, 12
     ids = random_ids(40)
-    run = opened(bundles["llama"], context=slots, policy="sliding", chunk=4, sinks=sinks)
+    run = opened(bundles[model], context=slots, policy="sliding", chunk=4, sinks=sinks)
     assert close(run.run(ids, 4), slow_sinks(run.bundle, ids, slots, sinks))
 
 
@@ -192,10 +217,9 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
 def turn(rope: Any, x: np.ndarray[Any, Any], positions: list[int]) -> np.ndarray[Any, Any]:
     """Rotary embedding written with complex numbers. x [rows, heads, dim]."""
     half = rope.dim // 2
-    frequencies = rope.theta ** (-np.arange(half) * 2 / rope.dim)
-    phase = np.exp(1j * np.outer(positions, frequencies))[:, None]
-    pairs = (x[..., :half] + 1j * x[..., half:]) * phase
-    return np.concatenate([pairs.real, pairs.imag], -1)
+    phase = np.exp(1j * np.outer(positions, inverse_frequencies(rope)))[:, None] * rope.attention_factor
+    pairs = (x[..., :half] + 1j * x[..., half : rope.dim]) * phase
+    return np.concatenate([pairs.real, pairs.imag, x[..., rope.dim :]], -1)
 
 
 @pytest.mark.parametrize("context", [16, 64])

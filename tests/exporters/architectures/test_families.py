@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -145,7 +146,7 @@ def test_windows_of_qwen2_and_mistral(tmp_path: Path, opened: Open) -> None:
 
 def test_unknown_architecture_lists_the_known(folder: Path, opened: Open) -> None:
     edit_config(folder, architectures=["GPT9ForCausalLM"])
-    with pytest.raises(UnsupportedError, match=r"'GPT9ForCausalLM' is not supported; .* LlamaForCausalLM, Mistral"):
+    with pytest.raises(UnsupportedError, match=r"'GPT9ForCausalLM' is not supported; .* LlamaForCausalLM, Ministral"):
         describe(opened(folder))
 
 
@@ -158,7 +159,10 @@ def test_unknown_architecture_lists_the_known(folder: Path, opened: Open) -> Non
         ({"attention_bias": "no"}, "attention_bias in the model's config is 'no'; it must be true or false"),
         ({"head_dim": 15}, "rope over 15 of 15 dimensions"),
         ({"hidden_act": "relu"}, "activation 'relu' is not known; known are silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"already quantized \(gptq\); export from the model"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "by 'hqq', which cannot be read; known are awq, .* export from",
+        ),
         ({"num_hidden_layers": 3}, r"layers\.2\.attn_norm is missing: .* 'model\.layers\.2\.input_layernorm\.weight'"),
         ({"intermediate_size": 128}, r"mlp\.gate_proj\.weight' has the shape \[96, 64\].*\[128, 64\]"),
         ({"num_hidden_layers": 1}, r"tensor 'model\.layers\.1\.\S+ and 8 more would be ignored"),
@@ -233,26 +237,60 @@ def test_c1_gguf_without_output_is_tied(tmp_path: Path, opened: Open) -> None:
 # ---- rope ----
 
 
+def rotary_of_transformers(folder: Path) -> LlamaRotaryEmbedding:
+    return LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
+
+
 def frequencies_of_transformers(folder: Path) -> np.ndarray:
-    return LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder)).inv_freq.double().numpy()
+    return rotary_of_transformers(folder).inv_freq.double().numpy()
+
+
+SHORT, LONG = np.linspace(1, 3, 32).tolist(), np.linspace(1, 50, 32).tolist()
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": LLAMA3,
+    "dynamic": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn mscale": {"factor": 40.0, "mscale": 1.5, "mscale_all_dim": 0.8, "beta_fast": 16},
+    "yarn attention_factor": {"factor": 8.0, "attention_factor": 1.2, "original_max_position_embeddings": 8192},
+    "longrope": {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 4096},
+    "longrope factor": {"short_factor": SHORT, "long_factor": LONG, "original_max_position_embeddings": 4096,
+                        "factor": 8.0},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", ["rope_parameters", "rope_scaling rope_type", "rope_scaling type"])
-@pytest.mark.parametrize("kind", ["default", "linear", "llama3"])
-def test_c4_frequencies_equal_transformers(folder: Path, opened: Open, layout: str, kind: str) -> None:
-    factors = {"default": {}, "linear": {"factor": 4.0}, "llama3": LLAMA3}[kind]
+@pytest.mark.parametrize("case", SCALINGS)
+def test_c4_frequencies_equal_transformers(folder: Path, opened: Open, layout: str, case: str) -> None:
+    kind, factors = case.split(maxsplit=1)[0], SCALINGS[case]
     edit_config(folder, head_dim=64, max_position_embeddings=131072)
     if layout == "rope_parameters":
         edit_config(folder, rope_parameters={"rope_type": kind, "rope_theta": 500000.0, **factors})
     else:
         spelling = layout.split()[1]
         edit_config(folder, "rope_parameters", rope_theta=500000.0, rope_scaling={spelling: kind, **factors})
-    expected = frequencies_of_transformers(folder)
+    expected = rotary_of_transformers(folder)
     edit_weights(folder, widen_heads)
     rope = describe(opened(folder)).spec.ropes[0]
     assert rope.kind == kind
-    np.testing.assert_allclose(inverse_frequencies(rope), expected, rtol=1e-6, atol=0)
-    assert (kind == "default") == np.allclose(expected, 500000.0 ** (-np.arange(32) / 32), rtol=1e-6)
+    frequencies = expected.inv_freq.double().numpy()
+    np.testing.assert_allclose(inverse_frequencies(rope), frequencies, rtol=1e-6, atol=0)
+    assert rope.attention_factor == pytest.approx(expected.attention_scaling, rel=1e-6)
+    plain = kind in ("default", "dynamic")  # within the trained context dynamic changes nothing
+    assert plain == np.allclose(frequencies, 500000.0 ** (-np.arange(32) / 32), rtol=1e-6)
+
+
+def test_c4_original_context_beside_the_table_counts_more(folder: Path, opened: Open) -> None:
+    """As in Phi-3's configs; transformers rules the same."""
+    edit_config(folder, head_dim=64, original_max_position_embeddings=2048, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG,
+        "original_max_position_embeddings": 512,
+    })  # fmt: skip
+    edit_weights(folder, widen_heads)
+    rope = describe(opened(folder)).spec.ropes[0]
+    assert rope.original_context == 2048
+    assert rope.attention_factor == pytest.approx(rotary_of_transformers(folder).attention_scaling, rel=1e-6)
 
 
 def widen_heads(weights: dict[str, torch.Tensor]) -> None:
@@ -265,7 +303,7 @@ def widen_heads(weights: dict[str, torch.Tensor]) -> None:
             weights[name] = torch.zeros(64, 4 * 64)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "su"])
+@pytest.mark.parametrize("kind", ["ntk", "proportional", "su"])
 def test_c4_unknown_rope_types_are_named(folder: Path, opened: Open, kind: str) -> None:
     for key in ("type", "rope_type"):
         edit_config(folder, rope_parameters=None, rope_scaling={key: kind, "factor": 4.0})
@@ -277,8 +315,17 @@ def test_c4_unknown_rope_types_are_named(folder: Path, opened: Open, kind: str) 
     ("values", "message"),
     [
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor in the model's config is missing"),
-        ({**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}, "low_freq_factor 1.0 must be below"),
+        ({**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}, "the bounds of its blend are 1.0 and 1.0 turns"),
         ({"rope_type": "linear"}, "factor in the model's config is missing"),
+        ({"rope_type": "dynamic"}, "factor in the model's config is missing"),
+        ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "yarn without truncation"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}, "the bounds of its blend are 1.0 and 1.0 turns"),
+        ({"rope_type": "longrope", "long_factor": [1.0] * 8}, "short_factor in the model's config is missing"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": ["1"]}, "it must be a list of numbers"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0]},
+            "1 factors for rope kind longrope",
+        ),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "rope over 0.5 of each head"),
         ({"full_attention": {"rope_type": "default"}}, "differ between layer types"),
         ({"rope_type": "default", "rope_theta": -1}, "rope_theta in the model's config is -1"),
@@ -323,8 +370,17 @@ def test_c4_gguf_scaling_keys(llama_folder: Path, tmp_path: Path, opened: Open) 
     for metadata in (linear, {"rope.scale_linear": 4.0}):
         rope = describe(opened(write_gguf(llama_folder, tmp_path / "m.gguf", metadata=metadata))).spec.ropes[0]
         assert (rope.kind, rope.factor) == ("linear", 4.0)
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 1024}
+    for attention in ({}, {"rope.scaling.attn_factor": 1.0}, {"rope.scaling.yarn_attn_factor": 1.1386294}):
+        file = write_gguf(llama_folder, tmp_path / "m.gguf", metadata={**yarn, **attention})
+        rope = describe(opened(file)).spec.ropes[0]
+        assert (rope.kind, rope.factor, rope.original_context) == ("yarn", 4.0, 1024)
+        assert rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
     refused = {
-        "rope type 'yarn' is not known": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        r"rope\.scaling\.yarn_attn_factor is 1\.3": {**yarn, "rope.scaling.yarn_attn_factor": 1.3},
+        r"rope\.scaling\.yarn_log_multiplier is 0\.1": {**yarn, "rope.scaling.yarn_log_multiplier": 0.1},
+        r"final_logit_softcapping is 30\.0": {"final_logit_softcapping": 30.0},
+        "rope type 'ntk' is not known": {"rope.scaling.type": "ntk", "rope.scaling.factor": 4.0},
         r"llama\.rope\.scaling\.attn_factor is 1\.5": {"rope.scaling.attn_factor": 1.5},
         r"llama\.expert_count is 8": {"expert_count": 8},
         r"llama\.logit_scale is 0\.5": {"logit_scale": 0.5},

@@ -1,0 +1,56 @@
+"""What the shell completes: names of models, and the scripts that ask for them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from edge import store
+from edge.catalog import load_catalog
+from edge.errors import OptionError
+
+SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
+# The variable by which a shell asks typer for completions: `_`, the command's name, `_COMPLETE`.
+VARIABLE = "_DSEDGE_COMPLETE"
+
+
+def store_names(incomplete: str) -> list[str]:
+    return [name for name in store.names() if name.startswith(incomplete)]
+
+
+def catalog_names(incomplete: str) -> list[str]:
+    return [name for name in sorted(load_catalog().models) if name.startswith(incomplete)]
+
+
+def all_names(incomplete: str) -> list[str]:
+    return sorted({*store_names(incomplete), *catalog_names(incomplete)})
+
+
+BundleArgument = Annotated[
+    str,
+    typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.", autocompletion=store_names),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """Print the completion script of a shell.
+
+    bash: `dsedge completion bash > ~/.local/share/bash-completion/completions/dsedge`.
+    zsh: `dsedge completion zsh > ~/.zfunc/_dsedge`, with ~/.zfunc in fpath before compinit runs.
+    fish: `dsedge completion fish > ~/.config/fish/completions/dsedge.fish`.
+    PowerShell: `dsedge completion powershell >> $PROFILE`.
+    """
+
+    shell: Annotated[str, typer.Argument(metavar="|".join(SHELLS), help="Which shell.")]
+
+    def execute(self) -> int:
+        if self.shell not in SHELLS:
+            raise OptionError(f"no completion for the shell {self.shell!r}; there is one for {', '.join(SHELLS)}")
+        from edge.cli import main
+
+        os.environ[VARIABLE] = f"source_{self.shell}"
+        return main([])

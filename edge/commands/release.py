@@ -1,0 +1,97 @@
+"""A release set: the variants of a model exported in one run, with a catalogue that names them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import edge
+from edge import store
+from edge.bundle import MANIFEST, Bundle, sha256
+from edge.errors import OptionError, StorageError
+from edge.sources.web import Progress
+
+CATALOG = "catalog.toml"
+UNKNOWN_LICENSE = "see the source model"
+# A comma that a further variant follows; other commas belong to a path.
+_BETWEEN = re.compile(r",(?=[A-Za-z0-9._-]+=)")
+
+
+def parse_variants(texts: Sequence[str]) -> dict[str, str]:
+    """`RECIPE=SOURCE` items, also several in one text with commas between them, by recipe. Raises OptionError."""
+    variants: dict[str, str] = {}
+    for item in [item for text in texts for item in _BETWEEN.split(text)]:
+        recipe, _, source = item.partition("=")
+        if not recipe or not source:
+            raise OptionError(f"variant {item!r} is not RECIPE=SOURCE, such as sub1b=model.gguf")
+        if recipe in variants:
+            raise OptionError(f"variant {recipe} is named twice; a release has one source a recipe")
+        variants[recipe] = source
+    return variants
+
+
+def release(
+    variants: Mapping[str, str], folder: Path, *, name: str, terms: str | None, progress: Progress
+) -> dict[str, Bundle]:
+    """Export every variant to `folder/NAME-RECIPE.dsedge`, then write `folder/catalog.toml`; the bundles by model name.
+
+    A variant that fails leaves the others, and an earlier catalogue, as they are. Raises what `edge.export` raises.
+    """
+    store.check_name(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be made: {error.strerror}") from error
+    bundles: dict[str, Bundle] = {}
+    entries: list[str] = []
+    for recipe, source in variants.items():
+        model = store.check_name(f"{name}-{recipe}")
+        bundle = edge.export(
+            source,
+            folder / (model + store.SUFFIX),
+            recipe=recipe,
+            name=model,
+            progress=lambda stage, done, recipe=recipe: progress(f"{recipe}: {stage}", done),  # type: ignore[misc]
+        )
+        bundles[model] = bundle
+        entries.append(_entry(model, f"{name} ({recipe})", recipe, bundle, terms or UNKNOWN_LICENSE))
+    _write(folder / CATALOG, "\n".join(entries))
+    return bundles
+
+
+def _entry(model: str, title: str, recipe: str, bundle: Bundle, terms: str) -> str:
+    """A model of the form "bundle", whose path is that of the folder that the catalogue lies in."""
+    size = sum(file.size for file in bundle.manifest.files.values())
+    fields = {
+        "title": title,
+        "family": bundle.spec.family,
+        "variant": recipe,
+        "license": terms,
+        "form": "bundle",
+        "sha256": sha256(bundle.path / MANIFEST),
+    }
+    lines = [f"[models.{_text(model)}]", *(f"{key} = {_text(value)}" for key, value in fields.items())]
+    lines += [f"size = {size}", "", f"[[models.{_text(model)}.sources]]", 'kind = "path"']
+    lines += [f"path = {_text(model + store.SUFFIX)}", ""]
+    return "\n".join(lines)
+
+
+def _text(value: str) -> str:
+    """A basic string of TOML: its escapes are those of JSON, and DEL is one of them."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: the old one stays whole until the new one is."""
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".catalog-")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(partial, 0o644)  # mkstemp makes it private
+        os.replace(partial, path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,269 @@
+"""One answer: the loop that makes its tokens, and the text that they spell.
+
+`TokenRun` yields ids and timing; `Stream` adds text that never splits a character. Both may be given up at any time:
+closed or simply dropped, they let the pipeline's next answer begin at once. So nothing that runs refers to them: the
+generators know only the records that they fill in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edge.options import GenerateOptions
+from edge.reasoning import Delta, Splitter
+from edge.sampling import Sampler
+from edge.session import Session
+from edge.stream import TextStream
+
+FinishReason = Literal["stop", "length", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A generated token: its id, and the seconds since the call at which it was there."""
+
+    id: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Timing of one answer, in seconds and tokens a second. TTFT: call to first token. Rates are 0 where unmeasured."""
+
+    ttft_s: float
+    prefill_s: float
+    decode_s: float
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer.
+
+    text            the answer; `reasoning` is what a reasoning model wrote between its think tags before it
+    finish_reason   "stop": an end token or stop string; "length": max_tokens or a full context; "cancel"
+    cached_tokens   prompt tokens that an earlier call had left in the cache
+    dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
+    """
+
+    text: str
+    reasoning: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stop: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    dropped_tokens: int
+    seed: int
+    kv_used: int
+    kv_slots: int
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop."""
+
+    prompt: tuple[int, ...]
+    eos: tuple[int, ...]
+    vocab_size: int
+    options: GenerateOptions
+    cancel: threading.Event
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of an answer so far (see `Result`); whole when its tokens have ended."""
+
+    prompt_tokens: int
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "cancel"
+    cached_tokens: int = 0
+    dropped_tokens: int = 0
+    kv_used: int = 0
+    ttft_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    decode_steps: int = 0
+
+    def stats(self) -> Stats:
+        fresh = self.prompt_tokens - self.cached_tokens
+        return Stats(
+            ttft_s=self.ttft_s,
+            prefill_s=self.prefill_s,
+            decode_s=self.decode_s,
+            prefill_tok_s=fresh / self.prefill_s if self.prefill_s else 0.0,
+            decode_tok_s=self.decode_steps / self.decode_s if self.decode_s else 0.0,
+        )
+
+
+class TokenRun:
+    """One answer as ids: an iterator of `TokenEvent`s. `progress` describes it."""
+
+    def __init__(
+        self, turn: Callable[[weakref.ref[TokenRun]], AbstractContextManager[Session]], request: Request
+    ) -> None:
+        """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
+        sampler = Sampler(request.options, request.vocab_size)
+        self.progress = Progress(len(request.prompt), sampler.seed)
+        self._events = _run(turn(weakref.ref(self)), request, sampler, self.progress)
+
+    def __iter__(self) -> TokenRun:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Give up the answer. Idempotent; iterating then ends."""
+        self._events.close()
+
+
+def _run(
+    turn: AbstractContextManager[Session], request: Request, sampler: Sampler, progress: Progress
+) -> Generator[TokenEvent, None, None]:
+    start = time.perf_counter()
+    with turn as session:
+        try:
+            yield from _generate(session, request, sampler, progress, start)
+        finally:
+            progress.dropped_tokens = session.dropped
+            progress.kv_used = session.cache.used
+
+
+def _generate(
+    session: Session, request: Request, sampler: Sampler, progress: Progress, start: float
+) -> Generator[TokenEvent, None, None]:
+    options = request.options
+    sampler.prompt(request.prompt)
+    progress.cached_tokens = session.align(request.prompt)
+    pending = list(request.prompt[progress.cached_tokens :])
+    eos = () if options.ignore_eos else request.eos
+    first = True
+    while True:
+        began = time.perf_counter()
+        logits = session.feed(pending, cancelled=request.cancel.is_set)
+        if logits is None:
+            return
+        token = sampler.sample(logits)
+        now = time.perf_counter()
+        if first:
+            progress.prefill_s, progress.ttft_s, first = now - began, now - start, False
+        else:
+            progress.decode_s += now - began
+            progress.decode_steps += 1
+        if token in eos:
+            progress.finish_reason = "stop"
+            return
+        progress.tokens.append(token)
+        sampler.accept(token)
+        yield TokenEvent(token, now - start)
+        full = session.cache.room(1) == 0
+        if full or len(progress.tokens) == options.max_tokens:
+            progress.finish_reason = "length"
+            return
+        pending = [token]
+
+
+class Stream:
+    """One answer as text: an iterator of pieces that never split a character. Afterwards `result` is there.
+
+    `deltas` gives the pieces of a reasoning model's thoughts as well, which the iterator leaves out.
+    """
+
+    def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter | None, kv_slots: int) -> None:
+        self.result: Result | None = None
+        self._run = run
+        self._text = text
+        self._kv_slots = kv_slots
+        self._parts: list[Delta] = []
+        self._deltas = _deltas(run, text, splitter, self._parts)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> str:
+        while True:
+            delta = self._advance()
+            if not delta.reasoning:
+                return delta.text
+
+    def deltas(self) -> Iterator[Delta]:
+        """The pieces from here on, reasoning among them, each marked as what it is."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield self._advance()
+
+    def _advance(self) -> Delta:
+        try:
+            return next(self._deltas)
+        except BaseException:  # the end or an error: there will be no more
+            self._finish()
+            raise
+
+    def close(self) -> None:
+        """Give up the answer; `result` then holds what there is of it."""
+        self._deltas.close()
+        self._run.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        progress = self._run.progress
+        self.result = self.result or Result(
+            text="".join(part.text for part in self._parts if not part.reasoning),
+            reasoning="".join(part.text for part in self._parts if part.reasoning),
+            tokens=tuple(progress.tokens),
+            finish_reason=progress.finish_reason,
+            stop=self._text.stopped,
+            prompt_tokens=progress.prompt_tokens,
+            completion_tokens=len(progress.tokens),
+            cached_tokens=progress.cached_tokens,
+            dropped_tokens=progress.dropped_tokens,
+            seed=progress.seed,
+            kv_used=progress.kv_used,
+            kv_slots=self._kv_slots,
+            stats=progress.stats(),
+        )
+
+
+def _deltas(
+    run: TokenRun, text: TextStream, splitter: Splitter | None, parts: list[Delta]
+) -> Generator[Delta, None, None]:
+    for piece in _pieces(run, text):
+        for delta in _split(piece, splitter):
+            parts.append(delta)
+            yield delta
+    for delta in splitter.finish() if splitter else ():
+        parts.append(delta)
+        yield delta
+
+
+def _split(piece: str, splitter: Splitter | None) -> Sequence[Delta]:
+    return splitter.push(piece) if splitter else (Delta(piece),)
+
+
+def _pieces(run: TokenRun, text: TextStream) -> Generator[str, None, None]:
+    try:
+        for event in run:
+            if piece := text.push(event.id):
+                yield piece
+            if text.stopped is not None:
+                break
+        piece = text.finish()
+        run.close()
+        if text.stopped is not None:  # a stop string may show only when held back bytes are let go
+            run.progress.finish_reason = "stop"
+        if piece:
+            yield piece
+    finally:
+        run.close()

@@ -1,0 +1,64 @@
+"""What unpinned models turned out to be: a sum for each file, recorded at the first pull and demanded afterwards.
+
+The record lies in `received.json` in the user's data folder: {model: {file: sha256}}. It is trust on first use: it
+cannot tell whether the first delivery was right, only that a later one is another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from edge.errors import StorageError, UserError
+from edge.paths import data_folder
+
+
+def path() -> Path:
+    return data_folder() / "received.json"
+
+
+def recorded(model: str) -> dict[str, str]:
+    """The sums of a model's files as first received, empty if it never was."""
+    return _read().get(model, {})
+
+
+def check(model: str, sums: Mapping[str, str]) -> bool:
+    """Record the sums of a model that was never received; True then. Raises UserError where the record differs."""
+    known = _read()
+    before = known.get(model)
+    if before is None:
+        _write({**known, model: dict(sums)})
+        return True
+    changed = sorted({name for name, _ in before.items() ^ sums.items()})
+    if changed:
+        raise UserError(
+            f"{model}: {changed[0]} is not what was received first (SHA-256 {before.get(changed[0])}, now "
+            f"{sums.get(changed[0])}); if that is right, remove {model} from {path()}"
+        )
+    return False
+
+
+def _read() -> dict[str, dict[str, str]]:
+    try:
+        data = json.loads(path().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"{path()}: cannot be read ({error}); mend or remove it") from error
+    if not isinstance(data, dict) or not all(isinstance(item, dict) for item in data.values()):
+        raise StorageError(f"{path()}: is no table of models; mend or remove it")
+    return data
+
+
+def _write(data: Mapping[str, Mapping[str, str]]) -> None:
+    try:
+        path().parent.mkdir(parents=True, exist_ok=True)
+        handle, partial = tempfile.mkstemp(dir=path().parent, prefix=".received-")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, sort_keys=True)
+        os.replace(partial, path())
+    except OSError as error:
+        raise StorageError(f"{path()}: cannot be written: {error.strerror}") from error

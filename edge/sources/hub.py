@@ -1,0 +1,111 @@
+"""Models of the Hugging Face hub, by its own client: it knows HF_ENDPOINT, HF_TOKEN and the proxies, and resumes."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edge.errors import UnsupportedError, UserError
+from edge.sources.proxies import loopback_direct
+
+Progress = Callable[[str, float], None]
+# What an export reads; repositories also hold the same weights in other formats.
+_WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+_UNWANTED = ("*/*", "consolidated*")
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+_SAMPLE_S = 0.5
+
+
+def download_file(repo: str, revision: str, file: str, folder: Path, progress: Progress, *, size: int) -> Path:
+    """One file of a repository, somewhere below `folder`, which is resumed in. Raises as `download_folder` does."""
+    with _translated(repo), _watched(folder, f"download {repo}/{file}", size, progress):
+        return Path(_client().hf_hub_download(repo, file, revision=revision, local_dir=folder, **_options()))
+
+
+def download_folder(repo: str, revision: str, folder: Path, progress: Progress, *, size: int) -> None:
+    """The config, tokenizer and safetensors of a repository, into `folder`, which is resumed in.
+
+    Raises UserError for what the hub refuses, UnsupportedError without the client, OSError when the file system does.
+    """
+    with _translated(repo), _watched(folder, f"download {repo}", size, progress):
+        _client().snapshot_download(
+            repo,
+            revision=revision,
+            local_dir=folder,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            **_options(),
+        )
+
+
+def _client() -> Any:
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        # Its bars would fill a pipe; progress is watched from here.
+        importlib.import_module("huggingface_hub.utils").disable_progress_bars()
+    except ImportError as error:
+        raise UnsupportedError(
+            "the Hugging Face hub needs its client: pip install 'dsedge[hub]' (or another source of the model)"
+        ) from error
+    return hub
+
+
+def _options() -> dict[str, str | None]:
+    return {"endpoint": os.environ.get("HF_ENDPOINT") or None}
+
+
+@contextmanager
+def _translated(repo: str) -> Iterator[None]:
+    """The client's errors, of many kinds and libraries, as one line; those of the disk as they are."""
+    try:
+        with loopback_direct():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            raise
+        gated = type(error).__name__ == "GatedRepoError"
+        reason = "its owner asks you to accept terms there first; then set HF_TOKEN" if gated else _first_line(error)
+        raise UserError(f"{repo}: {reason}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _watched(folder: Path, stage: str, size: int, progress: Progress) -> Iterator[None]:
+    """Report twice a second how much of `size` bytes lies below the folder."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_SAMPLE_S):
+            progress(stage, min(_bytes_below(folder) / max(size, 1), 1.0))
+
+    progress(stage, 0.0)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(path, name)).st_size
+            except FileNotFoundError:
+                continue  # the client renamed it meanwhile
+    return total

@@ -1,0 +1,83 @@
+"""Proxies as the environment names them (HTTPS_PROXY, NO_PROXY, ...), and never between this machine and itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPMessage
+from ipaddress import ip_address
+from typing import IO
+from urllib import request
+from urllib.parse import urlsplit
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host name (without port) is this machine by its spelling; no name is looked up."""
+    if not host:
+        return False
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def direct_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with loopback among what NO_PROXY lists, for programs that read proxies from it."""
+    listed = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    hosts = ",".join([*([listed] if listed else []), *LOOPBACK])
+    return {**environment, "no_proxy": hosts, "NO_PROXY": hosts}
+
+
+@contextmanager
+def loopback_direct() -> Iterator[None]:
+    """`direct_environment` for a library of this process that reads proxies from it."""
+    before = {name: os.environ.get(name) for name in ("no_proxy", "NO_PROXY")}
+    os.environ.update({name: value for name, value in direct_environment(os.environ).items() if name in before})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _Proxies(request.ProxyHandler):
+    """The environment's proxies; requests to this machine go straight there."""
+
+    def proxy_open(self, req: request.Request, proxy: str, type: str) -> object:  # noqa: A002 (the base class names it so)
+        return None if is_loopback(urlsplit(req.full_url).hostname) else super().proxy_open(req, proxy, type)
+
+
+class _Redirects(request.HTTPRedirectHandler):
+    """Redirects as usual, but never from https to something that anyone on the way can read or change."""
+
+    def redirect_request(
+        self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> request.Request | None:
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def opener() -> request.OpenerDirector:
+    """An opener for http and https alone, through the environment's proxies."""
+    director = request.OpenerDirector()
+    for handler in (
+        _Proxies(),
+        request.HTTPHandler(),
+        request.HTTPSHandler(),
+        request.UnknownHandler(),
+        request.HTTPDefaultErrorHandler(),
+        _Redirects(),
+        request.HTTPErrorProcessor(),
+    ):
+        director.add_handler(handler)
+    return director

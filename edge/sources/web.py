@@ -1,0 +1,243 @@
+"""A file from an http(s) URL, resumed where it broke off.
+
+What arrives is called `NAME.partial` until it is whole and right. Going on is an offer that a server need not keep: it
+may ignore the range, answer another one, have another file by now, or compress. Each of these starts the file anew;
+only bytes that a server says follow those that are there are ever appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.message import Message
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import OpenerDirector, Request
+
+from edge.errors import OptionError, UserError
+from edge.sources.proxies import opener
+
+Progress = Callable[[str, float], None]
+PARTIAL = ".partial"
+_TRIES = 4  # attempts without a byte of progress
+_WAIT_S = 0.5  # before the second of them; doubled each time
+_TIMEOUT_S = 60.0
+_BLOCK = 1 << 20
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a file must be: its size in bytes and its SHA-256, where they are known."""
+
+    size: int | None = None
+    sha256: str | None = None
+
+
+class _BrokenOffError(Exception):
+    """The network, not the disk, ended a transfer."""
+
+
+def download(url: str, target: Path, expected: Expected, progress: Progress) -> None:
+    """Fetch a URL into `target`, whose folder exists. An earlier `.partial` of it is gone on with where that is safe.
+
+    Raises UserError when the server refuses, breaks off for good, or delivers another file (of which nothing stays);
+    OSError when the file system does.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise OptionError(f"{url}: only http and https addresses can be downloaded")
+    part = _Part(target.with_name(target.name + PARTIAL))
+    director = opener()
+    failures, restarted = 0, False
+    while True:
+        before = part.length()
+        whole, reason = _attempt(url, part, expected, progress, director)
+        if whole and (expected.sha256 is None or part.sha256() == expected.sha256):
+            part.finish(target)
+            return
+        if whole:
+            wrong, mixed = part.sha256(), part.mixed
+            part.discard()
+            if restarted or not mixed:
+                raise UserError(f"{url} has SHA-256 {wrong}, {expected.sha256} is expected")
+            restarted = True  # the bytes came from two answers, perhaps of two versions: once more, from one
+            continue
+        failures = 0 if part.length() > before else failures + 1
+        if failures == _TRIES:
+            raise UserError(f"{url}: {reason} (byte {part.length()}); run the command again to go on from there")
+        if failures:
+            time.sleep(_WAIT_S * 2 ** (failures - 1))
+
+
+def _attempt(
+    url: str, part: _Part, expected: Expected, progress: Progress, director: OpenerDirector
+) -> tuple[bool, str]:
+    """One request, its answer added to the part: whether the file is whole, and if not, why."""
+    offset = part.resumable(expected)
+    if offset and offset == expected.size:
+        return True, ""
+    headers = {"Accept-Encoding": "identity", "User-Agent": "dsedge"}
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+        if part.validator:
+            headers["If-Range"] = part.validator
+    try:
+        answer = director.open(Request(url, headers=headers), timeout=_TIMEOUT_S)
+    except HTTPError as error:
+        with error:
+            return _refused(url, error, part, offset)
+    except URLError as error:
+        return False, f"no answer: {error.reason}"
+    except (OSError, http.client.HTTPException) as error:
+        return False, f"no answer: {error}"
+    with answer:
+        try:
+            return _take(answer, part, offset, expected, progress)
+        except _BrokenOffError as error:
+            return False, str(error)
+
+
+def _refused(url: str, error: HTTPError, part: _Part, offset: int) -> tuple[bool, str]:
+    """An answer that is an error: one that may pass, one that says the part is the whole file, or the end."""
+    if error.code == 416 and offset:
+        total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        if total and int(total[1]) == offset:
+            return True, ""
+        part.discard()
+        return False, "the server has no more bytes and does not call the file whole"
+    if error.code in _PASSING:
+        return False, f"the server answered {error.code} {error.reason}"
+    raise UserError(f"{url}: the server answered {error.code} {error.reason}")
+
+
+def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: Progress) -> tuple[bool, str]:
+    """Add the body of an answer to the part, or begin the part anew with it."""
+    headers: Message = answer.headers
+    encoding = (headers.get("Content-Encoding") or "identity").lower()
+    if encoding not in ("identity", "gzip", "x-gzip"):
+        raise UserError(f"{answer.url}: the server compresses with {encoding!r}, though it was asked not to")
+    plain = encoding == "identity"
+    if answer.status not in (200, 206):
+        raise UserError(f"{answer.url}: the server answered {answer.status} {answer.reason}")
+    if answer.status == 206:
+        found = _RANGE.fullmatch(headers.get("Content-Range", ""))
+        if not plain or not found or int(found[1]) != offset or found[2] not in ("*", str(expected.size or found[2])):
+            part.discard()
+            return False, f"the server sent another range ({headers.get('Content-Range')!r})"
+        part.mixed = True
+    else:
+        offset = 0
+        part.begin(headers.get("ETag") or headers.get("Last-Modified") or "" if plain else "")
+    length = headers.get("Content-Length", "")
+    length = length if re.fullmatch(r"\d{1,18}", length) else ""
+    if plain and answer.status == 200 and length and expected.size not in (None, int(length)):
+        part.discard()
+        raise UserError(f"{answer.url} has {length} bytes, {expected.size} are expected")
+    total = expected.size or (offset + int(length) if plain and length else None)
+    stage = f"download {part.path.name.removesuffix(PARTIAL)}"
+
+    def report(done: int) -> None:
+        progress(stage, min(done / total, 1.0) if total else 0.0)
+
+    try:
+        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), expected.size, report)
+    except _BrokenOffError:
+        if not plain:
+            part.discard()  # a range counts compressed bytes: there is no going on
+        raise
+    if total is not None and received < total:
+        return False, "the connection broke off"
+    return True, ""
+
+
+def _blocks(answer: IO[bytes]) -> Iterator[bytes]:
+    try:
+        while block := answer.read(_BLOCK):
+            yield block
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenOffError(f"the connection broke off: {error}") from error
+
+
+def _unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a gzip stream, in bounded blocks; raises _BrokenOffError for one that is cut or damaged."""
+    packed = zlib.decompressobj(wbits=31)
+    try:
+        for block in blocks:
+            yield packed.decompress(block, _BLOCK)
+            while packed.unconsumed_tail:
+                yield packed.decompress(packed.unconsumed_tail, _BLOCK)
+    except zlib.error as error:
+        raise _BrokenOffError(f"the compressed answer is damaged: {error}") from error
+    if not packed.eof:
+        raise _BrokenOffError("the compressed answer broke off")
+
+
+class _Part:
+    """The file as far as it is there, and in `.partial.tag` what the server called that version of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mixed = False
+        self._tag = path.with_name(path.name + ".tag")
+        self.validator = self._tag.read_text(encoding="latin-1") if self._tag.is_file() else ""
+
+    def length(self) -> int:
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def resumable(self, expected: Expected) -> int:
+        """The bytes to go on after. Without a hash and without a name for the version, going on would be a guess."""
+        length = self.length()
+        if length and (length > (expected.size or length) or not (expected.sha256 or self.validator)):
+            self.discard()
+            return 0
+        self.mixed = self.mixed or length > 0
+        return length
+
+    def begin(self, validator: str) -> None:
+        """Empty the file, to be filled from one answer. A weak ETag does not vouch for bytes."""
+        self.discard()
+        self.validator = "" if validator.startswith("W/") else validator
+        if self.validator:
+            self._tag.write_text(self.validator, encoding="latin-1")
+
+    def append(self, blocks: Iterator[bytes], limit: int | None, report: Callable[[int], None]) -> int:
+        """Write blocks behind what is there, synced; the length then. Raises UserError beyond `limit`, discarding."""
+        try:
+            with open(self.path, "ab") as file:
+                done = file.tell()
+                try:
+                    for block in blocks:
+                        done += len(block)
+                        if limit is not None and done > limit:
+                            raise UserError(f"the server delivers more than the {limit} bytes that are expected")
+                        file.write(block)
+                        report(done)
+                finally:
+                    file.flush()
+                    os.fsync(file.fileno())
+        except UserError:
+            self.discard()
+            raise
+        return done
+
+    def sha256(self) -> str:
+        with open(self.path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def finish(self, target: Path) -> None:
+        os.replace(self.path, target)
+        self._tag.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._tag.unlink(missing_ok=True)
+        self.mixed = False
+        self.validator = ""

@@ -1,0 +1,62 @@
+"""Gemma 2: Gemma with norms around each half of a layer, soft-caps, and a window in every other layer.
+
+Facts: transformers' Gemma2Config and Gemma2Model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporters.architectures import gemma, names
+from exporters.architectures.config import Config
+from exporters.architectures.family import Family
+from exporters.architectures.spec import read_activation, read_head_dim, windowed_layers
+
+SANDWICH = {
+    **names.HUGGING_FACE,
+    "attn_post_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+DEFAULTS = {
+    **gemma.DEFAULTS,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+
+
+def shared(config: Config) -> dict[str, Any]:
+    """What Gemma 2 and 3 have in common."""
+    caps = {name: config.get(f"{key}_logit_softcapping") for name, key in (("attention", "attn"), ("logit", "final"))}
+    return {
+        **gemma.shared(config),
+        "activation": read_activation(config, "hidden_activation"),
+        "post_norms": True,
+        "attention_scale": _query_scalar(config) ** -0.5,
+        **{f"{name}_softcap": float(cap) for name, cap in caps.items() if cap},
+    }
+
+
+def _query_scalar(config: Config) -> float:
+    """GGUF files do not hold it: only the models of 27B have a scale that is not their heads', which are 128 wide."""
+    head_dim = read_head_dim(config)
+    by_size = head_dim if head_dim == 256 else config.integer("hidden_size") / config.integer("num_attention_heads")
+    return config.number("query_pre_attn_scalar", by_size)
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    layers = windowed_layers(config, config.optional_integer("sliding_window"), lambda index: index % 2 == 0)
+    return {**shared(config), "layers": layers}
+
+
+FAMILY = Family(
+    "gemma2",
+    _fields,
+    {**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    hugging_face=SANDWICH,
+    gguf_defaults={"query_pre_attn_scalar": None},
+    gguf_whole_norms=True,
+)

@@ -1,0 +1,29 @@
+"""Granite 3: a Llama whose embedding, attention, residual branches and logits are each scaled by a given number.
+
+The numbers that the spec has no field for are multiplied into weights: the branches' into their last matrix, the
+logits' into the final norm. Facts: transformers' GraniteConfig and GraniteModel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exporters.architectures import llama
+from exporters.architectures.config import Config
+from exporters.architectures.family import Family
+
+
+def _fields(config: Config) -> dict[str, Any]:
+    return {
+        **llama.FAMILY.fields(config),
+        "embedding_scale": config.number("embedding_multiplier", 1.0),
+        "attention_scale": config.number("attention_multiplier", 1.0),
+    }
+
+
+def _scales(config: Config) -> dict[str, float]:
+    branch = config.number("residual_multiplier", 1.0)
+    return {"attn.o": branch, "mlp.down": branch, "norm": 1.0 / config.number("logits_scaling", 1.0)}
+
+
+FAMILY = Family("granite", _fields, scales=_scales, interleaved=True)

@@ -1,0 +1,220 @@
+"""Reasoning apart from the answer (T7): the splitter, whom it is for, and how it shows in streams and prompts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.bundle import Bundle, open_bundle, sha256
+from edge.commands.chat import Chat
+from edge.errors import OptionError, UnsupportedError
+from edge.options import GenerateOptions, RuntimeOptions
+from edge.pipeline import Pipeline
+from edge.reasoning import Delta, Splitter, Tags, find_tags, is_opened
+from edge.stream import TextStream
+from edge.tokenizer import Tokenizer
+from runtimes.scripted import write_bundle
+
+THINK = Tags("<think>", "</think>", {})
+# As DeepSeek-R1's: older answers lose their reasoning, and the prompt ends inside the next one.
+R1 = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+# As Qwen3's: the model opens its reasoning itself; reasoning is kept in the prompt for the latest turn only.
+QWEN = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content and loop.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+Open = Callable[..., Pipeline]
+
+
+def split(pieces: list[str], *, opened: bool) -> tuple[str, str]:
+    """(reasoning, answer) of pieces pushed one by one."""
+    splitter = Splitter(THINK, opened=opened)
+    found = [delta for piece in pieces for delta in splitter.push(piece)] + splitter.finish()
+    assert all(delta.text for delta in found)
+    order = [delta.reasoning for delta in found]
+    assert order == sorted(order, reverse=True)
+    return "".join(d.text for d in found if d.reasoning), "".join(d.text for d in found if not d.reasoning)
+
+
+CASES = [
+    (True, "reason</think>\n\nanswer", "reason", "answer"),
+    (True, "\nreason one\n\n two \n</think>answer\n", "reason one\n\n two", "answer\n"),
+    (True, "cut off in the mid", "cut off in the mid", ""),
+    (True, "cut off at a tag </thi", "cut off at a tag </thi", ""),
+    (True, "a < b </ c </think> x", "a < b </ c", "x"),
+    (True, "</think>\n\nat once", "", "at once"),
+    (True, "<think>\nsaid again</think>a", "<think>\nsaid again", "a"),
+    (False, "<think>\nreason\n</think>\n\nanswer", "reason", "answer"),
+    (False, "\n<think></think>answer", "", "answer"),
+    (False, "  plain answer ", "", "  plain answer "),
+    (False, "say <think>x</think>", "", "say <think>x</think>"),
+    (False, "<thinker> and </think>", "", "<thinker> and </think>"),
+    (False, "<thi", "", "<thi"),
+    (False, "<think>a</think>b<think>c</think>", "a", "b<think>c</think>"),
+    (False, " \n", "", " \n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opened", "text", "reasoning", "answer"), CASES)
+def test_t7_the_splitter_letter_by_letter_and_at_once(opened: bool, text: str, reasoning: str, answer: str) -> None:
+    assert split(list(text), opened=opened) == (reasoning, answer)
+    assert split([text], opened=opened) == (reasoning, answer)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<", "/", "think", ">", " ", "\n", "a"]), max_size=12),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_t7_where_a_text_is_cut_changes_nothing(parts: list[str], opened: bool, random: Any) -> None:
+    text = "".join(parts)
+    places = sorted(random.randrange(len(text) + 1) for _ in range(4))
+    cuts = [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
+    assert split(cuts, opened=opened) == split([text], opened=opened)
+
+
+def test_what_is_certain_is_not_held_back() -> None:
+    splitter = Splitter(THINK, opened=True)
+    assert splitter.push("so ") == [Delta("so", reasoning=True)]
+    assert splitter.push("be it") == [Delta(" be it", reasoning=True)]
+    assert splitter.push("</think>") == []
+    assert splitter.push("\nYes") == [Delta("Yes")]
+    assert splitter.push(" ") == [Delta(" ")]
+
+
+@pytest.fixture
+def reasoner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """A pipeline over scripted answers with a template of one's own."""
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+    opened: list[Pipeline] = []
+
+    def make(template: str, *answers: str) -> Pipeline:
+        bundle = with_template(write_bundle(tmp_path / f"{len(opened)}.dsedge", answers), template)
+        opened.append(Pipeline(bundle, RuntimeOptions(runtime="scripted")))
+        return opened[-1]
+
+    yield make
+    for pipeline in opened:
+        pipeline.close()
+
+
+def with_template(bundle: Bundle, template: str) -> Bundle:
+    path = bundle.path / "chat_template.jinja"
+    path.write_text(template, encoding="utf-8")
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+    return open_bundle(bundle.path)
+
+
+@pytest.mark.parametrize(("template", "answer"), [
+    (R1, "reason</think>\n\nanswer"),
+    (QWEN, "<think>\nreason\n</think>\n\nanswer"),
+])  # fmt: skip
+def test_t7_reasoning_is_apart_in_stream_and_result(reasoner: Open, template: str, answer: str) -> None:
+    pipeline = reasoner(template, answer)
+    result = pipeline.complete("why?")
+    assert (result.reasoning, result.text, result.finish_reason) == ("reason", "answer", "stop")
+    assert "".join(pipeline.stream("why?")) == "answer"
+    stream = pipeline.stream("why?")
+    deltas = list(stream.deltas())
+    assert "".join(d.text for d in deltas if d.reasoning) == "reason"
+    assert "".join(d.text for d in deltas if not d.reasoning) == "answer"
+    assert stream.result is not None
+    assert (stream.result.reasoning, stream.result.text) == ("reason", "answer")
+
+
+def test_t7_a_template_that_opens_and_closes_leaves_the_answer_alone(reasoner: Open) -> None:
+    result = reasoner(R1.replace("<think>\n", "<think>\n\n</think>\n\n"), "answer").complete("why?")
+    assert (result.reasoning, result.text) == ("", "answer")
+
+
+def test_t7_a_user_who_writes_the_tag_opens_nothing(reasoner: Open) -> None:
+    result = reasoner(QWEN, "answer").complete("<think>")
+    assert (result.reasoning, result.text) == ("", "answer")
+
+
+def test_a_model_without_tags_and_a_raw_text_are_not_split(reasoner: Open) -> None:
+    plain = "<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|><|assistant|>"
+    assert reasoner(plain, "<think>a</think>b").complete("hi").text == "<think>a</think>b"
+    raw = reasoner(R1, "a</think>b").complete("<think>", raw=True)
+    assert (raw.reasoning, raw.text) == ("", "a</think>b")
+
+
+def test_cut_reasoning_is_no_answer_and_stop_strings_end_it(reasoner: Open) -> None:
+    pipeline = reasoner(R1, "reason</think>answer")
+    cut = pipeline.complete("why?", GenerateOptions(max_tokens=4))
+    assert (cut.reasoning, cut.text, cut.finish_reason) == ("reas", "", "length")
+    stopped = pipeline.complete("why?", GenerateOptions(stop=("son",)))
+    assert (stopped.reasoning, stopped.text, stopped.stop) == ("rea", "", "son")
+
+
+def test_t7_older_reasoning_is_handled_as_the_template_says(reasoner: Open) -> None:
+    turn = {"role": "assistant", "content": "4", "reasoning_content": "2+2"}
+    pipeline = reasoner(QWEN, "x")
+    asked = [{"role": "user", "content": "2+2?"}, turn]
+    assert "2+2\n</think>" in pipeline.tokenizer.decode(pipeline.encode(asked))
+    later = pipeline.encode([*asked, {"role": "user", "content": "sure?"}])
+    assert pipeline.tokenizer.decode(later) == "2+2?4sure?"
+    whole = [{"role": "assistant", "content": "2+2</think>4"}, {"role": "user", "content": "sure?"}]
+    assert pipeline.tokenizer.decode(reasoner(R1, "x").encode(whole)) == "4sure?<think>\n"
+
+
+def test_t7_the_chat_keeps_reasoning_apart_from_the_turn(reasoner: Open, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = reasoner(QWEN, "<think>\nhm\n</think>\n\nyes", "<think>\nhm again\n</think>\n\nno")
+    lines = iter(["really?", "and now?"])
+
+    def read() -> str:
+        for line in lines:
+            return line
+        raise EOFError
+
+    chat = Chat(pipeline, GenerateOptions(), read=read)
+    assert chat.loop() == 0
+    out, err = capsys.readouterr()
+    assert out == "yes\nno\n"
+    assert "hm\n" in err
+    assert "hm again\n" in err
+    assert [message.get("reasoning_content") for message in chat._messages] == [None, "hm", None, "hm again"]
+    assert [message["content"] for message in chat._messages] == ["really?", "yes", "and now?", "no"]
+
+
+def test_tags_that_are_control_tokens(byte_level: tokenizers.Tokenizer) -> None:
+    """As Magistral has them: text would show neither tag."""
+    source = tokenizers.Tokenizer.from_str(byte_level.to_str())
+    source.add_special_tokens(["[THINK]", "[/THINK]"])
+    tokenizer = Tokenizer(source.to_str(), bos=1, eos=(2,), add_bos=False, special={})
+    tags = find_tags("", tokenizer)
+    assert tags is not None
+    assert (tags.opening, sorted(tags.spelled.values())) == ("[THINK]", ["[/THINK]", "[THINK]"])
+    opening, closing = (source.token_to_id(tag) for tag in ("[THINK]", "[/THINK]"))
+    assert is_opened([3, *tokenizer.encode("hi"), opening, *tokenizer.encode("\n")], tags, tokenizer)
+    assert not is_opened([3, opening, closing], tags, tokenizer)
+    text = TextStream(tokenizer, ("stop",), spelled=tags.spelled)
+    ids = [opening, *tokenizer.encode("a é"), closing, *tokenizer.encode("b")]
+    assert "".join(map(text.push, ids)) + text.finish() == "[THINK]a é[/THINK]b"
+    assert find_tags("", Tokenizer(byte_level.to_str(), bos=1, eos=(2,), add_bos=False, special={})) is None
+
+
+def test_tools_reach_a_template_that_takes_them_and_no_other(reasoner: Open) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    pipeline = reasoner(QWEN, "x")
+    assert '"clock"' in pipeline.tokenizer.decode(pipeline.encode("hi", tools=tools))
+    assert pipeline.complete("hi", tools=tools).prompt_tokens > pipeline.complete("hi").prompt_tokens
+    with pytest.raises(UnsupportedError, match="takes no tools"):
+        reasoner(R1, "x").complete("hi", tools=tools)
+    with pytest.raises(OptionError, match="raw prompt"):
+        pipeline.complete("hi", raw=True, tools=tools)

@@ -1,0 +1,201 @@
+"""The export as a whole, over tiny checkpoints: what a bundle holds, and that it is the same every time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import edge
+from edge.bundle import Bundle
+from edge.options import GenerateOptions, RuntimeOptions
+from exporters.export import export
+from tests.exporters.tiny import tiny_llama, write_gguf
+
+ROOT = Path(edge.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def bundle(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The tiny Llama as a bundle. Shared: never change it."""
+    return export(llama_folder, tmp_path_factory.mktemp("export") / "tiny.dsedge")
+
+
+@pytest.fixture
+def source(llama_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny Llama that may be changed."""
+    return Path(shutil.copytree(llama_folder, tmp_path / "source"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def change(folder: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """Edit the tensors of a folder."""
+    tensors = load_file(folder / "model.safetensors")
+    how(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+# --- what a bundle holds ------------------------------------------------------------------------------------------
+
+
+def test_every_file_is_there_and_vouched_for(bundle: Bundle) -> None:
+    files = contents(bundle.path)
+    assert set(files) == {
+        "manifest.json", "weights.safetensors", "decoder.onnx", "decoder-exact.onnx", "tokenizer.json",
+        "chat_template.jinja", "report/quality.json",
+    }  # fmt: skip
+    listed = bundle.manifest.files
+    assert {name: info.sha256 for name, info in listed.items()} == {
+        name: digest for name, digest in files.items() if name != "manifest.json"
+    }
+    assert all((bundle.path / name).stat().st_size == info.size for name, info in listed.items())
+    assert (bundle.manifest.name, bundle.manifest.recipe["name"]) == ("tiny", "sub1b")
+    assert bundle.manifest.tokenizer.eos == (2,)
+    assert bundle.manifest.kv["bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    assert set(bundle.manifest.toolchain) == {"numpy", "onnx", "onnxruntime", "tokenizers"}
+
+
+def test_the_quality_report_adds_up(bundle: Bundle, llama_folder: Path) -> None:
+    quality = json.loads((bundle.path / "report" / "quality.json").read_text())
+    assert quality == bundle.manifest.quality
+    numbers = load_file(llama_folder / "model.safetensors")
+    assert sum(entry["parameters"] for entry in quality["schemes"].values()) == sum(x.size for x in numbers.values())
+    assert {name: entry["tensors"] for name, entry in quality["schemes"].items()} == {
+        "int8-g32-sym": 2, "int4-g32-sym": 2 * 7, "float32": 2 * 2 + 1,
+    }  # fmt: skip
+    for name, bits in (("int8-g32-sym", 8.5), ("int4-g32-sym", 4.5), ("float32", 32)):
+        assert quality["schemes"][name]["bytes"] * 8 == quality["schemes"][name]["parameters"] * bits
+        assert quality["schemes"][name]["carried"] == 0
+    # Heads of 16 are narrower than any group, which must be said for both layers.
+    assert quality["notes"] == [f"layers.{i}.attn.o: groups of 32 straddle heads of 16" for i in range(2)]
+    parity = quality["parity"]
+    assert parity["tokens"] == 128
+    assert parity["exact"]["max_diff"] < 1e-3
+    assert parity["exact"]["deviation"] > 1  # the tiny model has something to say
+    assert {*parity} == {"tokens", "exact", "source", "decoder"}
+
+
+@pytest.mark.parametrize(("width", "group"), [(100, 32), (96, 64), (96, 128), (40, 128)])
+def test_q1_widths_that_the_group_does_not_divide_are_padded_and_counted(
+    width: int, group: int, tmp_path: Path
+) -> None:
+    """Every matrix is int4, none is left wide; the sizes in the manifest are those of whole groups."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+    folder = tiny_llama(tmp_path / "m", hidden_size=width, intermediate_size=width, num_hidden_layers=1, **heads)
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(f'[[rule]]\nmatch = "*"\nscheme = "int4-g{group}-sym"\n')
+    made = export(folder, tmp_path / "x.dsedge", recipe=recipe)
+    counted = made.manifest.quality["schemes"]
+    wide = -(-width // group)
+    assert set(counted) == {f"int4-g{group}-sym", "float32"}
+    straight = counted[f"int4-g{group}-sym"]
+    matrices = [(300, width)] * 2 + [(32, width)] * 3 + [(width, width)] * 3 + ([(width, 32)] if group == 32 else [])
+    inner = -(-32 // group)
+    expected = sum(rows * (inner if columns == 32 else wide) * (group // 2 + 2) for rows, columns in matrices)
+    if group != 32:  # o has 32 columns; groups within heads of 8 there are none, so it keeps the recipe's
+        expected += width * inner * (group // 2 + 2)
+    assert (straight["tensors"], straight["bytes"]) == (9, expected)
+    assert counted["float32"] == {"tensors": 3, "carried": 0, "parameters": 3 * width, "bytes": 12 * width}
+    assert made.manifest.quality["parity"]["exact"]["max_diff"] < 1e-2
+
+
+def test_codes_of_a_gguf_are_carried_and_counted(llama_folder: Path, tmp_path: Path) -> None:
+    gguf = write_gguf(llama_folder, tmp_path / "m.gguf", quantization=lambda name: "Q8_0" if "embd" in name else "Q4_1")
+    made = export(gguf, tmp_path / "x.dsedge")
+    counted = made.manifest.quality["schemes"]
+    assert (counted["int8-g32-sym"]["carried"], counted["int4-g32-affine"]["carried"]) == (1, 15)
+    assert made.manifest.quality["parity"]["source"]["mean_kl"] < 1e-6  # nothing is lost
+
+
+def test_progress_is_told_in_order(llama_folder: Path, tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    export(llama_folder, tmp_path / "x.dsedge", progress=lambda stage, share: told.append((stage, share)))
+    stages = list(dict.fromkeys(stage for stage, _ in told))
+    assert stages == ["describe", "quantize", "emit", "check", "publish"]
+    for stage in stages:
+        shares = [share for name, share in told if name == stage]
+        assert shares == sorted(shares)
+    assert told[-1] == ("publish", 1.0)
+
+
+# --- the same again -----------------------------------------------------------------------------------------------
+
+
+def test_two_processes_with_other_hash_seeds_write_the_same_bytes(
+    bundle: Bundle, llama_folder: Path, tmp_path: Path
+) -> None:
+    for seed in ("1", "2"):
+        out = tmp_path / seed / "tiny.dsedge"
+        out.parent.mkdir()
+        subprocess.run(
+            [sys.executable, "-c", "import sys, edge; edge.export(*sys.argv[1:])", str(llama_folder), str(out)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, check=True,
+        )  # fmt: skip
+        assert contents(out) == contents(bundle.path)
+
+
+def test_o1_exporting_again_over_a_bundle_changes_nothing(bundle: Bundle, llama_folder: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(bundle.path, tmp_path / "tiny.dsedge"))
+    (out / "weights.safetensors.old").write_bytes(b"stray")
+    for _ in range(2):
+        assert contents(export(llama_folder, out).path) == contents(bundle.path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".dsedge") == ["tiny.dsedge"]
+    assert list(tmp_path.glob(".*")) == []
+
+
+# --- external data ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["decoder.onnx", "decoder-exact.onnx"])
+def test_o1_external_data_is_relative_there_and_hashed(name: str, bundle: Bundle) -> None:
+    model = onnx.load(bundle.path / name, load_external_data=False)
+    external = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+    size = (bundle.path / "weights.safetensors").stat().st_size
+    assert len(external) > 10
+    for tensor in external:
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        assert where["location"] == "weights.safetensors"
+        assert where["location"] in bundle.manifest.files
+        assert int(where["offset"]) % 64 == 0
+        assert int(where["offset"]) + int(where["length"]) <= size
+    # Nothing large hides inside the file: neither initializers nor constants in attributes.
+    inline = [x for x in model.graph.initializer if x.data_location != onnx.TensorProto.EXTERNAL]
+    constants = [a.t for node in model.graph.node for a in node.attribute if a.type == onnx.AttributeProto.TENSOR]
+    assert all(len(x.raw_data) < 4096 for x in [*inline, *constants])
+
+
+def test_o1_a_moved_bundle_loads_and_answers(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "there" / "other name.dsedge"))
+    monkeypatch.chdir("/")
+    for name in ("decoder.onnx", "decoder-exact.onnx"):
+        onnxruntime.InferenceSession(copy / name, providers=["CPUExecutionProvider"])
+    options = GenerateOptions(max_tokens=8, ignore_eos=True)
+    answers = []
+    for path in (bundle.path, copy):
+        with edge.load(path, RuntimeOptions(runtime="onnx", threads=1)) as pipeline:
+            answers.append(pipeline.complete("hello", options, raw=True).tokens)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 8

@@ -1,0 +1,158 @@
+"""Valid inputs for the targets to start from: tiny models of one layer whose numbers are all zero."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from runtimes.scripted import write_bundle
+
+CONFIG: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+}  # fmt: skip
+MATRICES: Mapping[str, tuple[int, int]] = {
+    "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32),
+    "self_attn.o_proj": (32, 32), "mlp.gate_proj": (32, 32), "mlp.up_proj": (32, 32), "mlp.down_proj": (32, 32),
+}  # fmt: skip
+VECTORS = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
+SIZES = {"F8_E4M3": 1, "F16": 2, "F32": 4, "I32": 4, "U32": 4}
+# A stored tensor: what follows the module's name, dtype, shape.
+Stored = tuple[str, str, tuple[int, ...]]
+
+
+def gguf_files(folder: Path) -> list[bytes]:
+    """Two kinds of tokenizer, four types of tensor."""
+    seeds = []
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+    for number, kind in enumerate(("F32", "Q4_1", "Q8_0", "IQ4_NL")):
+        path = folder / f"seed-{number}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(64)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(32)
+        writer.add_head_count(2)
+        writer.add_head_count_kv(1)
+        writer.add_layer_norm_rms_eps(1e-5)
+        (_byte_level if number % 2 else _sentencepiece)(writer)
+        for module, shape in {"model.embed_tokens": (8, 32), **_layer(), **dict.fromkeys(VECTORS, (32,))}.items():
+            type_ = gguf.GGMLQuantizationType["F32" if len(shape) == 1 else kind]
+            block, size = gguf.GGML_QUANT_SIZES[type_]
+            raw = np.zeros((*shape[:-1], shape[-1] // block * size), np.uint8)
+            writer.add_tensor(f"{names.get_name(module)}.weight", raw, raw_dtype=type_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        seeds.append(path.read_bytes())
+    return seeds
+
+
+def _byte_level(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["<s>", "a", "b", "c", "ab", "é", "1", "x"])
+    writer.add_token_merges(["a b"])
+
+
+def _sentencepiece(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a", "<0x0A>", "x"])
+    writer.add_token_scores([0.0, 0.0, 0.0, -1.0, -2.0, -3.0, 0.0, -4.0])
+    writer.add_token_types([2, 3, 3, 1, 1, 1, 6, 1])
+    writer.add_bos_token_id(1)
+
+
+def _layer() -> dict[str, tuple[int, ...]]:
+    return {f"model.layers.0.{part}": shape for part, shape in MATRICES.items()}
+
+
+def folders(folder: Path) -> list[bytes]:
+    """A plain model, and one in each quantization format: a config.json, a NUL, and the safetensors file."""
+    formats: list[tuple[dict[str, Any], Callable[[int, int], list[Stored]]]] = [
+        ({}, lambda rows, columns: [("weight", "F16", (rows, columns))]),
+        (
+            {"quantization": {"group_size": 32, "bits": 4}},
+            lambda rows, columns: [
+                ("weight", "U32", (rows, columns // 8)),
+                ("scales", "F16", (rows, columns // 32)),
+                ("biases", "F16", (rows, columns // 32)),
+            ],
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}},
+            lambda rows, columns: [
+                ("qweight", "I32", (columns // 8, rows)),
+                ("qzeros", "I32", (columns // 32, rows // 8)),
+                ("scales", "F16", (columns // 32, rows)),
+                ("g_idx", "I32", (columns,)),
+            ],
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}},
+            lambda rows, columns: [
+                ("qweight", "I32", (columns, rows // 8)),
+                ("qzeros", "I32", (columns // 32, rows // 8)),
+                ("scales", "F16", (columns // 32, rows)),
+            ],
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 32]}},
+            lambda rows, columns: [
+                ("weight", "F8_E4M3", (rows, columns)),
+                ("weight_scale_inv", "F32", (rows // 16, columns // 32)),
+            ],
+        ),
+    ]
+    seeds = []
+    for settings, stored in formats:
+        tensors: list[Stored] = [("model.embed_tokens.weight", "F16", (8, 32))]
+        tensors += [(f"{module}.weight", "F32", (32,)) for module in VECTORS]
+        for module, (rows, columns) in MATRICES.items():
+            tensors += [(f"model.layers.0.{module}.{key}", *rest) for key, *rest in stored(rows, columns)]  # type: ignore[misc]
+        seeds.append(json.dumps({**CONFIG, **settings}).encode() + b"\0" + _safetensors(tensors))
+    return seeds
+
+
+def _safetensors(tensors: list[Stored]) -> bytes:
+    header, at = {}, 0
+    for name, dtype, shape in tensors:
+        stop = at + SIZES[dtype] * prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, stop]}
+        at = stop
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(at)
+
+
+def tokenizers(folder: Path) -> list[bytes]:
+    """Byte-level BPE, BPE over SentencePiece's pieces, and Unigram."""
+    byte_level = write_bundle(folder / "seed.dsedge", ["x"]).path / "tokenizer.json"
+    pieces = Tokenizer(models.BPE({"<unk>": 0, "\u2581": 1, "a": 2, "\u2581a": 3, "<0x0A>": 4}, [("\u2581", "a")]))
+    pieces.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    pieces.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    pieces.add_special_tokens(["<unk>", "<s>"])
+    unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("\u2581", -2.0)], 0, False))
+    unigram.pre_tokenizer = pre_tokenizers.Metaspace()
+    unigram.decoder = decoders.Metaspace()
+    return [byte_level.read_bytes(), pieces.to_str().encode(), unigram.to_str().encode()]
+
+
+def manifests(folder: Path) -> list[bytes]:
+    """That of the bundle which the target changes, and one with more in it."""
+    text = (write_bundle(folder / "seed.dsedge", ["a"]).path / "manifest.json").read_bytes()
+    data = json.loads(text)
+    data["schemes"]["head"] = "float32"
+    data["graphs"]["decoder"] = {
+        "file": "script.json", "kind": "onnx", "precision": {"/layers.0/attn/q": "int8"}, "inputs": [], "outputs": []
+    }  # fmt: skip
+    return [text, json.dumps(data).encode()]

@@ -1,0 +1,99 @@
+"""The readers of files from elsewhere, each as a function of bytes: whatever they are, only an EdgeError may come out.
+
+A target knows valid inputs to start from. Everything that a reader gives is used a little, so that a wrong size shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge.bundle import open_bundle
+from edge.errors import EdgeError
+from edge.kv import plan_layout
+from edge.tokenizer import Tokenizer
+from exporters.architectures import describe
+from exporters.checkpoint import Checkpoint
+from exporters.checkpoint.open import open_checkpoint
+from runtimes.scripted import write_bundle
+from tests.fuzz import seeds
+
+TEXT = "Bien sûr: 12 <|end|> x\n\ud55c🙂 <s>"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`run(data, folder)` gives the bytes to the reader; the folder is the target's own from call to call."""
+
+    run: Callable[[bytes, Path], None]
+    seeds: Callable[[Path], list[bytes]]
+
+
+def attempt(target: Target, data: bytes, folder: Path) -> str | None:
+    """Run a target; the message of the EdgeError that refused the input, None for one that was taken."""
+    try:
+        target.run(data, folder)
+    except EdgeError as error:
+        return str(error)
+    return None
+
+
+def _gguf(data: bytes, folder: Path) -> None:
+    path = folder / "m.gguf"
+    path.write_bytes(data)
+    _use(open_checkpoint(path))
+
+
+def _safetensors(data: bytes, folder: Path) -> None:
+    """A config.json, a NUL and the weights."""
+    config, _, weights = data.partition(b"\0")
+    (folder / "config.json").write_bytes(config)
+    (folder / "model.safetensors").write_bytes(weights)
+    _use(open_checkpoint(folder))
+
+
+def _use(checkpoint: Checkpoint) -> None:
+    """What an export reads of a checkpoint, a row or three of each tensor."""
+    try:
+        if checkpoint.kind == "gguf":
+            checkpoint.tokenizer()
+        for tensor in checkpoint.tensors.values():
+            rows = tensor.shape[0]
+            for start in {0, rows // 2, rows - 1}:
+                found = tensor.read(start, start + 1)
+                assert found.shape == (1, *tensor.shape[1:])
+                assert found.dtype == np.float32
+                if tensor.scheme is not None:
+                    tensor.codes(start, start + 1)
+        for weight in describe(checkpoint).weights.values():
+            assert weight.read(0, 1).shape == (1, *weight.shape[1:])
+    finally:
+        checkpoint.close()
+
+
+def _tokenizer(data: bytes, folder: Path) -> None:
+    text = data.decode("utf-8", errors="replace")
+    tokenizer = Tokenizer(text, bos=None, eos=(), add_bos=False, special={"unk_token": "<unk>"})
+    tokenizer.decode([*tokenizer.encode(TEXT), 0, 1, tokenizer.vocab_size, 2**31])
+
+
+def _manifest(data: bytes, folder: Path) -> None:
+    path = folder / "x.dsedge"
+    if not path.is_dir():
+        write_bundle(path, ["a"])
+    (path / "manifest.json").write_bytes(data)
+    opened = open_bundle(path)
+    plan_layout(opened.spec, min(opened.spec.context, 64))
+    for weight in opened.graph.weights:
+        opened.weights.read(weight.name, 0, 1)
+
+
+TARGETS = {
+    "gguf": Target(_gguf, seeds.gguf_files),
+    "safetensors": Target(_safetensors, seeds.folders),
+    "tokenizer": Target(_tokenizer, seeds.tokenizers),
+    "manifest": Target(_manifest, seeds.manifests),
+}
