@@ -1,20 +1,23 @@
 # make run     install into .venv, fetch and export the default model, answer PROMPT
 # make test    install what the tests need, and run them
-# make check   format, lint, strict types, sizes
+# make check   format, lint, strict types, sizes, and whether docs/commands.md is up to date
+# make fuzz    look for inputs that break a reader: SECONDS each (60), TARGET gguf, safetensors, tokenizer, manifest or all
 # A second call of any of them repeats none of the setup.
 
 PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
+TARGET ?= all
+SECONDS ?= 60
 PROMPT ?= What is the capital of France?
 BIN := .venv/bin
 # setuptools warns about every editable install from a folder whose packages lie at its top.
 PIP := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip --quiet --disable-pip-version-check
-SOURCES := edge exporters runtimes benchmarks tests
+SOURCES := edge exporters runtimes benchmarks tests docs
 
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format clean
+.PHONY: help run test check fuzz format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -30,6 +33,10 @@ check: .venv/.tested
 	$(BIN)/ruff check $(SOURCES) .ci
 	$(BIN)/mypy
 	$(BIN)/python .ci/sizes.py edge exporters runtimes
+	$(BIN)/python docs/commands.py --check
+
+fuzz: .venv/.fuzzed
+	@$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS)
 
 format: .venv/.tested
 	$(BIN)/ruff format $(SOURCES) .ci
@@ -37,6 +44,10 @@ format: .venv/.tested
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+.venv/.fuzzed: pyproject.toml | .venv/.tested
+	@$(PIP) install --group fuzz || { echo "atheris has no wheel for this Python; use CPython 3.11 to 3.13 on Linux" >&2; exit 2; }
+	@touch $@
 
 .venv/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dsedge needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'

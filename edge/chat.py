@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from edge.errors import BundleError, OptionError
-from edge.tokenizer import ControlTokens, Tokenizer, digits
+from edge.tokenizer import ControlTokens, Tokenizer, check_text, digits
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -175,6 +175,9 @@ def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     result = {key: value for key, value in message.items() if value is not None}
     if "content" in message:
         result["content"] = _text(message["content"], number)
+    for key, value in result.items():
+        if isinstance(value, str):
+            check_text(value, f"the {key} of message {number}")
     reasoning = next((result[name] for name in _REASONING if name in result), None)
     return result if reasoning is None else {"thinking": reasoning, **result, "reasoning_content": reasoning}
 

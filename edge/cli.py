@@ -17,11 +17,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import IO, Annotated, Any, Protocol
 
 import typer
 
 import edge
+from edge.commands import terminal
 from edge.errors import EdgeError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -50,23 +51,27 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Nothing escapes but SystemExit of the interpreter itself."""
     words, debug = _take_debug(sys.argv[1:] if arguments is None else arguments)
+    _replace_closed_streams()
     _tolerate_encodings()
     try:
         code = _run(words)
-        sys.stdout.flush()
+        with terminal.writing_stdout():
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
+        _settle(sys.stdout)
         return PIPE_CLOSED
     except Exception as error:
+        _settle(sys.stdout)
         return _report(error, debug=debug)
 
 
 def _run(words: Sequence[str]) -> int:
     app = _build(words)
-    command = app(list(words), prog_name="dsedge", standalone_mode=False)
+    with terminal.writing_stdout():  # help
+        command = app(list(words), prog_name="dsedge", standalone_mode=False)
     if isinstance(command, int):
         return command  # --help and --version end in typer itself
     found: Command = command
@@ -124,10 +129,27 @@ def _report(error: Exception, *, debug: bool) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from edge.commands.terminal import visible
-
-    print(f"dsedge: {visible(' '.join(message.split()))}", file=sys.stderr)
+    try:
+        print(f"dsedge: {terminal.visible(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    except OSError:  # there is nobody left to tell; the exit code says it
+        _settle(sys.stderr)
     return code
+
+
+def _settle(stream: IO[str]) -> None:
+    """Flush a stream; point a broken one elsewhere, so that the interpreter's flush at exit does not complain again."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _replace_closed_streams() -> None:
+    """A standard stream that the shell has closed is None: read nothing from it, and write to nowhere."""
+    # In this order: each takes the lowest free descriptor, its own, which no other file may then get.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it lasts as long as we do)
 
 
 def _tolerate_encodings() -> None:
@@ -136,11 +158,6 @@ def _tolerate_encodings() -> None:
         reconfigure: Any = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(errors="replace")
-
-
-def _discard_stdout() -> None:
-    """Point stdout elsewhere, so that the interpreter's own flush at exit does not complain again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -176,7 +176,8 @@ def _rope(data: Mapping[str, Any]) -> RopeSpec:
     values = dict(data)
     for name in ("short_factors", "long_factors"):
         factors = values.get(name, ())
-        if not isinstance(factors, list | tuple) or not all(type(item) in (int, float) and _real(item) for item in factors):
+        listed = isinstance(factors, list | tuple)
+        if not listed or not all(type(item) in (int, float) and _real(item) for item in factors):
             raise BundleError(f"decoder spec: rope {name} is no list of numbers")
         values[name] = tuple(float(item) for item in factors)
     rope: RopeSpec = _record(RopeSpec, values)

@@ -10,27 +10,30 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from edge.options import GenerateOptions
 from edge.reasoning import Delta, Splitter
 from edge.sampling import Sampler
-from edge.session import Session
 from edge.stream import TextStream
+from edge.turns import Turn
 
 FinishReason = Literal["stop", "length", "cancel"]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A generated token: its id, and the seconds since the call at which it was there."""
+    """A generated token.
+
+    at        the seconds since the call at which it was there
+    dropped   tokens that the sliding policy has let go since the event before; on the first, for the prompt
+    """
 
     id: int
     at: float
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +113,11 @@ class Progress:
 class TokenRun:
     """One answer as ids: an iterator of `TokenEvent`s. `progress` describes it."""
 
-    def __init__(
-        self, turn: Callable[[weakref.ref[TokenRun]], AbstractContextManager[Session]], request: Request
-    ) -> None:
+    def __init__(self, turn: Turn, request: Request) -> None:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
         sampler = Sampler(request.options, request.vocab_size)
         self.progress = Progress(len(request.prompt), sampler.seed)
-        self._events = _run(turn(weakref.ref(self)), request, sampler, self.progress)
+        self._events = _run(turn, request, sampler, self.progress)
 
     def __iter__(self) -> TokenRun:
         return self
@@ -129,22 +130,24 @@ class TokenRun:
         self._events.close()
 
 
-def _run(
-    turn: AbstractContextManager[Session], request: Request, sampler: Sampler, progress: Progress
-) -> Generator[TokenEvent, None, None]:
+def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> Generator[TokenEvent, None, None]:
     start = time.perf_counter()
-    with turn as session:
+    try:
+        if not turn.take(request.cancel.is_set):
+            return
         try:
-            yield from _generate(session, request, sampler, progress, start)
+            yield from _generate(turn, request, sampler, progress, start)
         finally:
-            progress.dropped_tokens = session.dropped
-            progress.kv_used = session.cache.used
+            progress.dropped_tokens = turn.session.dropped
+            progress.kv_used = turn.session.cache.used
+    finally:
+        turn.leave()
 
 
 def _generate(
-    session: Session, request: Request, sampler: Sampler, progress: Progress, start: float
+    turn: Turn, request: Request, sampler: Sampler, progress: Progress, start: float
 ) -> Generator[TokenEvent, None, None]:
-    options = request.options
+    options, session = request.options, turn.session
     sampler.prompt(request.prompt)
     progress.cached_tokens = session.align(request.prompt)
     pending = list(request.prompt[progress.cached_tokens :])
@@ -152,7 +155,7 @@ def _generate(
     first = True
     while True:
         began = time.perf_counter()
-        logits = session.feed(pending, cancelled=request.cancel.is_set)
+        logits = turn.feed(pending, request.cancel.is_set)
         if logits is None:
             return
         token = sampler.sample(logits)
@@ -167,7 +170,7 @@ def _generate(
             return
         progress.tokens.append(token)
         sampler.accept(token)
-        yield TokenEvent(token, now - start)
+        yield TokenEvent(token, now - start, session.newly_dropped)
         full = session.cache.room(1) == 0
         if full or len(progress.tokens) == options.max_tokens:
             progress.finish_reason = "length"

@@ -108,6 +108,11 @@ class Ring:
         self._held: Positions = np.full(layout.slots, -1, np.int64)
         self._written = 0  # positions below this have been stored at some time
 
+    @property
+    def filled(self) -> int:
+        """How many slots, from the first on, have been written."""
+        return min(self._written, self.layout.slots)
+
     def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
         """The slot of each of some positions in ascending order."""
         if len(positions) and positions[-1] < self.layout.slots:
@@ -124,7 +129,7 @@ class Ring:
 
     def plan(self, length: int, count: int) -> RingPlan:
         positions = np.arange(length, length + count, dtype=np.int64)
-        filled = length if self._written <= self.layout.slots else self.layout.slots
+        filled = self.filled
         last = length + count - 1
         held = self._held[:filled]
         held.flags.writeable = False

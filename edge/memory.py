@@ -10,7 +10,7 @@ def peak_memory() -> int | None:
     """The most memory that this process has had resident, in bytes; None where the system does not tell."""
     if sys.platform == "linux":
         # ru_maxrss would count what the parent had resident when it forked.
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None

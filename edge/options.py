@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import get_args
 
 from edge.errors import OptionError
 from edge.kv import Policy
 
+_LARGEST_BIAS = 100.0  # OpenAI's range: enough to force a token or to ban it
+_INFINITY = float("inf")
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How a model is opened.
+    """How a model is opened. Raises OptionError for a value of the wrong type or out of range.
 
     runtime   a name from `edge.runtime.RUNTIMES`, or "auto": the fastest that works here
-    device    "auto", or one that the backend knows ("cpu", "cuda"); a missing one is an error, never a fallback
+    device    "auto", or one that the backend offers here, such as "cpu"; a missing one is an error, never a fallback
     context   tokens that the KV ring holds; None: what the model was trained for, at most 4096
     policy    "error" refuses what does not fit; "sliding" lets the oldest tokens go, and reports it
-    sinks     first tokens that `sliding` never lets go
-    threads   None: the physical cores
+    sinks     first tokens that `sliding` never lets go; 0 lets the system prompt go as well
+    threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward
     exact     the verification graph where the backend has one: slow, float activations
     """
@@ -34,10 +40,25 @@ class RuntimeOptions:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("context", 1), ("threads", 1), ("chunk", 1), ("sequences", 1), ("sinks", 0)):
+        for name in ("runtime", "device"):
+            _check_text(name, getattr(self, name))
+        if self.policy not in get_args(Policy):
+            raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
+        _check_flag("exact", self.exact)
+        ranges = (
+            ("context", 1, 2**31),
+            ("sinks", 0, 2**31),
+            ("threads", 1, max(64, 4 * (os.cpu_count() or 1))),
+            ("chunk", 1, 2**31),
+            ("sequences", 1, 2**16),
+        )
+        for name, low, high in ranges:
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise OptionError(f"{name} is {value}; it must be at least {low}")
+            if value is None and name in ("context", "threads"):
+                continue
+            _check_whole(name, value)
+            if not low <= value <= high:
+                raise OptionError(f"{name} is {value}; it must be between {low} and {high}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +69,11 @@ class GenerateOptions:
     top_k               0: off
     repetition_penalty  divides positive logits of seen tokens and multiplies negative ones (CTRL, arXiv:1909.05858)
     presence_penalty, frequency_penalty  subtracted once, and once per occurrence, over generated tokens (OpenAI's rule)
-    logit_bias          token id → added to its logit
+    logit_bias          token id → added to its logit, from -100 to 100
     seed                None: a fresh one, reported in the result
-    stop                strings that end the answer; they are not part of it
+    stop                strings that end the answer; they are not part of it. A text alone counts as one of them
+
+    Raises OptionError for a value of the wrong type or out of range.
     """
 
     max_tokens: int | None = None
@@ -68,9 +91,9 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         ranges = (
-            ("max_tokens", 1, float("inf")),
+            ("max_tokens", 1, _INFINITY),
             ("temperature", 0, 100),
-            ("top_k", 0, float("inf")),
+            ("top_k", 0, _INFINITY),
             ("top_p", 0, 1),
             ("min_p", 0, 1),
             ("repetition_penalty", 0.01, 100),
@@ -80,7 +103,57 @@ class GenerateOptions:
         )
         for name, low, high in ranges:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:
+            if value is None and name in ("max_tokens", "seed"):
+                continue
+            check = _check_whole if name in ("max_tokens", "top_k", "seed") else _check_number
+            check(name, value)
+            if not low <= value <= high:
                 raise OptionError(f"{name} is {value}; it must be between {low} and {high}")
-        if any(not stop for stop in self.stop):
+        _check_bias(self.logit_bias)
+        object.__setattr__(self, "stop", _stops(self.stop))
+        _check_flag("ignore_eos", self.ignore_eos)
+
+
+def _check_whole(name: str, value: object) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be a whole number")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be a number")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}; it must be a text")
+
+
+def _check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be True or False")
+
+
+def _check_bias(bias: object) -> None:
+    if not isinstance(bias, Mapping):
+        raise OptionError(f"logit_bias is {bias!r}; it must map token ids to numbers")
+    for token, value in bias.items():
+        _check_whole("a token id of logit_bias", token)
+        name = f"logit_bias of token {token}"
+        _check_number(name, value)
+        if not -_LARGEST_BIAS <= value <= _LARGEST_BIAS:
+            raise OptionError(f"{name} is {value}; it must be between {-_LARGEST_BIAS:g} and {_LARGEST_BIAS:g}")
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    """The stop strings; a single text is one of them, not one a letter."""
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not isinstance(stop, Iterable):
+        raise OptionError(f"stop is {stop!r}; it must be a text or several")
+    found = tuple(stop)
+    for text in found:
+        _check_text("a stop string", text)
+        if not text:
             raise OptionError("an empty stop string would end every answer at once")
+    return found

@@ -1,22 +1,20 @@
 """An opened model, and generation in three layers: `tokens` (ids and timing), `stream` (text), `complete` (a result).
 
 One loop serves prefill and decode (see edge.generation). A pipeline runs one answer at a time; a second thread waits
-for its turn.
+for its turn (see edge.turns).
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edge.bundle import TEMPLATE, TOKENIZER, Bundle, open_bundle
 from edge.chat import ChatTemplate
-from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
+from edge.errors import BundleError, OptionError, UnsupportedError
 from edge.generation import Request, Result, Stream, TokenRun
 from edge.kv import plan_layout
 from edge.options import GenerateOptions, RuntimeOptions
@@ -25,6 +23,7 @@ from edge.runtime import Runtime, open_runtime
 from edge.session import Session
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
+from edge.turns import Turn, Turns
 
 DEFAULT_CONTEXT = 4096
 Messages = Sequence[Mapping[str, Any]]
@@ -57,14 +56,10 @@ class Pipeline:
         self.think_tags = find_tags(template or "", self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
-            self._session = Session(self.runtime, options.policy)
+            self._turns = Turns(Session(self.runtime, options.policy))
         except OptionError:
             self.runtime.close()
             raise
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._running: weakref.ref[TokenRun] | None = None
-        self._closed = False
 
     def encode(self, prompt: Messages | str, *, raw: bool = False, tools: Tools | None = None) -> list[int]:
         """The ids of a prompt: messages or one user message through the template, or with `raw` the text itself.
@@ -94,7 +89,7 @@ class Pipeline:
             raise OptionError(f"a prompt id is outside the vocabulary of {vocab}")
         eos = self.bundle.manifest.tokenizer.eos
         request = Request(tuple(prompt), eos, vocab, options or GenerateOptions(), cancel or threading.Event())
-        return TokenRun(self._turn, request)
+        return TokenRun(Turn(self._turns), request)
 
     def stream(
         self,
@@ -135,21 +130,21 @@ class Pipeline:
         return stream.result
 
     def reset(self) -> None:
-        """Forget the conversation: the next prompt is prefilled whole."""
-        with self._turn(None) as session:
-            session.reset()
+        """Forget the conversation: the next prompt is prefilled whole. Waits like an answer."""
+        turn = Turn(self._turns)
+        try:
+            turn.take()
+            turn.session.reset()
+        finally:
+            turn.leave()
 
     def close(self) -> None:
-        """Free everything. Idempotent.
+        """Free everything, once the forward that runs right now is done. Idempotent.
 
-        An answer that this thread is still reading ends here; one that another thread is reading ends first.
+        An unfinished answer, whoever reads it, ends with what there is of it and the finish reason "cancel". Answers
+        that wait for their turn, and later ones, raise ClosedError.
         """
-        running = self._running() if self._running and self._owner == threading.get_ident() else None
-        if running:
-            running.close()
-        with self._lock:
-            self._closed = True
-            self.runtime.close()
+        self._turns.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -158,20 +153,6 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @contextlib.contextmanager
-    def _turn(self, run: weakref.ref[TokenRun] | None) -> Iterator[Session]:
-        """The session, for one answer. Waits for another thread's answer; refuses to wait for this thread's own."""
-        if self._owner == threading.get_ident():
-            raise OptionError("an answer of this pipeline is still being read here; finish it or close it first")
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this pipeline is closed; load the model again")
-            self._owner, self._running = threading.get_ident(), run
-            try:
-                yield self._session
-            finally:
-                self._owner = self._running = None
 
 
 def load(name_or_path: str | Path, options: RuntimeOptions | None = None) -> Pipeline:

@@ -1,7 +1,7 @@
 """Reasoning apart from the answer: what a model writes between think tags before it answers.
 
 Whether a model reasons is read off its template and its vocabulary, never guessed from its text: the first pair of
-`TAGS` whose closing tag the template mentions or the vocabulary has as an added token counts. The opening tag may be
+`TAGS` of which the template mentions a tag, or the vocabulary has one as an added token, counts. The opening tag may be
 the model's own first word, or the template may have written it already, as the end of the prompt.
 """
 
@@ -37,9 +37,9 @@ TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 def find_tags(template: str, tokenizer: Tokenizer) -> Tags | None:
     """The tags of a model that reasons, None for one that does not."""
+    control = tokenizer.control.ids
     for opening, closing in TAGS:
-        if closing in template or closing in tokenizer.ordinary_added or closing in tokenizer.control.ids:
-            control = tokenizer.control.ids
+        if any(tag in template or tag in tokenizer.ordinary_added or tag in control for tag in (opening, closing)):
             return Tags(opening, closing, {control[tag]: tag for tag in (opening, closing) if tag in control})
     return None
 

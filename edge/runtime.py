@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -102,7 +103,8 @@ def support(name: str) -> Support:
 def open_runtime(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Runtime:
     """Open a bundle on the backend that `options` name, or on the fastest that works here.
 
-    Raises OptionError for an unknown name and DeviceError when it, or its device, is not usable; the message says why.
+    Raises OptionError for an unknown name or a layout that memory cannot hold, and DeviceError when the backend, or
+    its device, is not usable; the message says why.
     """
     name = automatic() if options.runtime == "auto" else options.runtime
     found = support(name)
@@ -135,11 +137,13 @@ def pick_device(name: str, options: RuntimeOptions, devices: Sequence[str]) -> s
 
 def physical_cores() -> int:
     """Cores that this process may run on, hyper-threads counted once where the system tells them apart."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    allowed = set(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        allowed = os.sched_getaffinity(0)
     siblings = set()
     for cpu in allowed:
         try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as file:
                 siblings.add(file.read().strip())
         except OSError:
             return len(allowed)
@@ -168,5 +172,11 @@ def _module(name: str) -> Any:
 
 
 def _open(name: str, bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Runtime:
-    runtime: Runtime = _module(name).open_model(bundle, layout, options)
+    try:
+        runtime: Runtime = _module(name).open_model(bundle, layout, options)
+    except MemoryError as error:
+        raise OptionError(
+            f"this machine has no memory for the model with a context of {layout.context}, {layout.sequences} "
+            f"sequences and chunks of {layout.chunk}; choose less of them"
+        ) from error
     return runtime

@@ -39,9 +39,10 @@ Words = tuple[int, int, int, int]
 
 _MASK = 0xFFFFFFFF
 # Candidates are sorted in bands of descending logits, and only as many bands as the draw needs: these are the bands'
-# lower edges in units of (l_max - l) / temperature.
+# lower edges in units of (l_max - l) / temperature. Up to _NEAR they are cut from the candidates that one look at all
+# logits finds.
 _EDGES = (0.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0, 24.0, math.inf)
-
+_NEAR = 9.0
 # An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
 # few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
 _ROUGH = 1e-4
@@ -75,8 +76,8 @@ class Sampler:
         self._options = options
         self._vocab = vocab
         for token, bias in options.logit_bias.items():
-            if not 0 <= token < vocab or not math.isfinite(bias):
-                raise OptionError(f"logit bias {bias} for token {token}: ids are 0 to {vocab - 1}, biases finite")
+            if not 0 <= token < vocab:
+                raise OptionError(f"logit bias {bias} for token {token}: the model's ids are 0 to {vocab - 1}")
         self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
         self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
         self._repeats = options.repetition_penalty != 1.0
@@ -150,7 +151,7 @@ class Sampler:
         sums = np.cumsum(weights)
         picks = {self._pick(weights, sums, total, u) for total in (low, high)}
         if len(picks) > 1:
-            picks = {self._pick(weights, sums, self._mass(logits, top), u)}
+            picks = {self._pick(weights, sums, float(self._weights(logits, top).sum()), u)}
         return int(ids[picks.pop()])
 
     def _pick(self, weights: Array, sums: Array, total: float, u: float) -> int:
@@ -173,8 +174,8 @@ class Sampler:
         found_ids, found_weights = [], []
         count, weight = 0, 0.0
         wanted = self._options.top_k or self._vocab
-        for ids in _bands(logits, top, self._options.temperature):
-            weights = np.exp((logits[ids].astype(np.float64) - top) / self._options.temperature)
+        for ids in self._bands(logits, top):
+            weights = self._weights(logits[ids], top)
             found_ids.append(ids)
             found_weights.append(weights)
             count += len(ids)
@@ -183,10 +184,9 @@ class Sampler:
                 break
         return np.concatenate(found_ids), np.concatenate(found_weights)
 
-    def _mass(self, logits: Logits, top: float) -> float:
-        """The sum of all weights."""
-        weights = np.exp((logits.astype(np.float64) - top) / self._options.temperature)
-        return float(weights.sum())
+    def _weights(self, logits: Logits, top: float) -> Array:
+        """float64 weights of step 5."""
+        return np.asarray(np.exp((logits.astype(np.float64) - top) / self._options.temperature))
 
     def _rough_mass(self, logits: Logits, top: float) -> float:
         """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
@@ -195,6 +195,20 @@ class Sampler:
         np.multiply(self._work, np.float32(1 / max(self._options.temperature, 1e-30)), out=self._work)
         np.exp(self._work, out=self._work)
         return float(self._work.sum())
+
+    def _bands(self, logits: Logits, top: float) -> Iterator[Array]:
+        """Ids int64 of all finite logits in the order of step 5, in bands of falling logits."""
+        near = np.flatnonzero(logits >= np.float32(top - _NEAR * self._options.temperature))
+        values = logits[near]
+        for upper, lower in pairwise(_EDGES):
+            # Edges are rounded to float32 the same way, so that neighbouring bands neither overlap nor leave a gap.
+            high, low = (np.float32(top - edge * self._options.temperature) for edge in (upper, lower))
+            some = values if lower <= _NEAR else logits
+            inside = some > -np.inf if lower == math.inf else some >= low
+            if upper:
+                inside &= some < high
+            found = np.flatnonzero(inside)
+            yield _ordered(logits, near[found] if lower <= _NEAR else found)
 
 
 class _Distinct:
@@ -222,17 +236,6 @@ class _Distinct:
     def view(self) -> tuple[Array, Array]:
         """(ids int64 [n], counts float64 [n])."""
         return self._ids[: self._size], self._counts[: self._size]
-
-
-def _bands(logits: Logits, top: float, temperature: float) -> Iterator[Array]:
-    """Ids int64 of all finite logits in the order of step 5, in bands of falling logits."""
-    for near, far in pairwise(_EDGES):
-        # Both edges are rounded to float32 the same way, so that neighbouring bands neither overlap nor leave a gap.
-        upper, lower = np.float32(top - near * temperature), np.float32(top - far * temperature)
-        inside = logits > -np.inf if far == math.inf else logits >= lower
-        if near:
-            inside &= logits < upper
-        yield _ordered(logits, np.flatnonzero(inside))
 
 
 def _ordered(logits: Logits, ids: Array) -> Array:

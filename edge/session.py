@@ -7,19 +7,24 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edge.errors import OptionError
 from edge.kv import Cache, Policy
 from edge.runtime import Runtime, Segment, Want
 
 
 class Session:
-    """One sequence. `tokens` are those committed, in order, dropped ones included; `dropped` counts the latter."""
+    """One sequence. `tokens` are those committed, in order, dropped ones included; `dropped` counts the latter.
+
+    `newly_dropped` counts those that the latest `feed`, or the steps since it, let go.
+    """
 
     def __init__(self, runtime: Runtime, policy: Policy, sequence: int = 0) -> None:
         self.runtime = runtime
         self.sequence = sequence
         self.cache = Cache(runtime.layout, policy)
         self.tokens: list[int] = []
-        self._shifts = [0] * len(self.cache.rings)
+        self.newly_dropped = 0
+        self._shifts: list[int | None] = [0] * len(self.cache.rings)  # None: not known
 
     @property
     def dropped(self) -> int:
@@ -47,6 +52,20 @@ class Session:
         self.tokens.clear()
         self._shifts = [0] * len(self.cache.rings)
 
+    def fork(self, sequence: int) -> Session:
+        """A copy of this sequence as another one of the runtime, whatever was there; the two then go their own ways.
+
+        Raises OptionError for a sequence that the runtime does not hold, or this one itself.
+        """
+        if not 0 <= sequence < self.cache.layout.sequences or sequence == self.sequence:
+            raise OptionError(
+                f"cannot fork sequence {self.sequence} to {sequence}; the runtime holds {self.cache.layout.sequences}"
+            )
+        self.runtime.copy_slots(self.sequence, sequence, [ring.filled for ring in self.cache.rings])
+        copy = Session(self.runtime, self.cache.policy, sequence)
+        copy.cache, copy.tokens, copy._shifts = self.cache.fork(), list(self.tokens), list(self._shifts)
+        return copy
+
     def feed(
         self, tokens: Sequence[int], *, cancelled: Callable[[], bool] = lambda: False
     ) -> npt.NDArray[np.float32] | None:
@@ -54,6 +73,7 @@ class Session:
 
         Raises PromptTooLongError before any work when the `error` policy cannot take them all.
         """
+        self.newly_dropped = 0
         if self.cache.policy == "error":
             self.cache.check(len(tokens))
         logits = None
@@ -73,11 +93,12 @@ class Session:
         plans = self.cache.plan(len(chunk))
         for ring, plan in enumerate(plans):
             if plan.shift != self._shifts[ring]:
+                self._shifts[ring] = None  # an interrupt may come between the turning and its record
                 self.runtime.rotate_sinks(self.sequence, ring, plan.shift)
                 self._shifts[ring] = plan.shift
         segment = Segment(self.sequence, np.asarray(chunk, np.int32), plans)
         result = self.runtime.forward([segment], want)[0]
         self.runtime.store(segment, len(chunk))
-        self.cache.commit(plans)
+        self.newly_dropped += self.cache.commit(plans)
         self.tokens.extend(chunk)
         return result

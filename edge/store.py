@@ -74,7 +74,9 @@ def resolve(name_or_path: str | Path) -> Path:
     if isinstance(name_or_path, Path) or text.endswith(SUFFIX) or any(sep in text for sep in separators):
         path = Path(text).expanduser()
         if not path.is_dir():
-            raise NotFoundError(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one")
+            raise NotFoundError(
+                _hint(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one", text)
+            )
         return path
     if _NAME.fullmatch(text) and bundle_path(text).is_dir():
         return bundle_path(text)
@@ -104,9 +106,14 @@ def _missing(name: str) -> str:
     if name in catalog.models:
         return f"model {name!r} is not in the store; `dsedge pull {name}` gets it"
     message = f"no model {name!r}; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}"
-    if any(character.isspace() for character in name):
-        message += f"; to ask the default model: dsedge run {catalog.default} PROMPT"
-    return message
+    return _hint(message, name)
+
+
+def _hint(message: str, name: str) -> str:
+    """The message, and what to do where the name looks like a prompt."""
+    if not any(character.isspace() for character in name):
+        return message
+    return f"{message}; MODEL comes before the prompt: dsedge run {load_catalog().default} PROMPT"
 
 
 def _listed(items: list[str]) -> str:

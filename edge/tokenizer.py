@@ -16,12 +16,15 @@ import re
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from edge.errors import BundleError, InternalError, OptionError
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ControlTokens:
@@ -66,7 +69,7 @@ class Tokenizer:
         `special` maps names to spellings, such as {"unk_token": "<unk>"}; they are control tokens where the file has
         them as added tokens. Raises BundleError if it is not a tokenizer.json or an id is not in it.
         """
-        self._tok = _read(source)
+        self._tok = read_json(source)
         self.vocab_size = self._tok.get_vocab_size()
         self.bos, self.eos, self.add_bos = bos, eos, add_bos
         for name, token in (("bos", bos), *(("eos", token) for token in eos)):
@@ -106,8 +109,12 @@ class Tokenizer:
         """Ids of texts and added tokens (given by id) in order; each text between two tokens is one plain piece.
 
         No id of `control` (by default this tokenizer's own) comes out of a text, except the unknown token. Raises
-        OptionError for a text in which that cannot be had: one that spells a control token of a single character.
+        OptionError for a text in which that cannot be had (one that spells a control token of a single character), and
+        for one that is no Unicode text.
         """
+        for part in parts:
+            if isinstance(part, str):
+                check_text(part, "the text")
         control = control or self.control
         banned = set(control.ids.values()) - {self._unknown}
         ids = self._encode(parts)
@@ -123,7 +130,9 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, without control tokens and ids that have no token; nothing in it is tidied up."""
-        return str(self._tok.decode([token for token in ids if not self.is_silent(token)], skip_special_tokens=False))
+        shown = [token for token in ids if not self.is_silent(token)]
+        with _library("the tokenizer cannot decode its tokens"):
+            return str(self._tok.decode(shown, skip_special_tokens=False))
 
     def is_silent(self, token: int) -> bool:
         """Whether text never shows the id: a control token, or one without a token (a padded row of the head)."""
@@ -157,7 +166,8 @@ class Tokenizer:
         # the prompt needs its control tokens, so then they are matched before normalization.
         for alias in (self._alias, self._sure_alias):
             text = "".join(part if isinstance(part, str) else alias[part] for part in parts)
-            ids = self._tok.encode(text, add_special_tokens=False).ids
+            with _library("the tokenizer cannot encode a text"):
+                ids = self._tok.encode(text, add_special_tokens=False).ids
             if sum(token in self._alias_ids for token in ids) == tokens:
                 return ids
         raise InternalError(f"the tokenizer lost control tokens: {tokens} were to be in the prompt")
@@ -168,25 +178,48 @@ class Tokenizer:
         return [next(written) if token in self._alias_ids else token for token in ids]
 
 
+def check_text(text: str, name: str) -> None:
+    """Raise OptionError for half of a surrogate pair, which is no character: bytes of another encoding, mostly."""
+    half = _SURROGATE.search(text)
+    if half:
+        raise OptionError(
+            f"{name} is not valid Unicode: character {half.start() + 1} is half of a surrogate pair "
+            f"(U+{ord(half[0]):04X}); pass text that is encoded as UTF-8"
+        )
+
+
 def digits() -> str:
     """Twenty random digits: a mark that text cannot guess and that letter case and JSON escapes leave alone."""
     return f"{secrets.randbelow(10**20):020}"
 
 
-def _read(source: str | Path) -> tokenizers.Tokenizer:
-    try:
+def read_json(source: str | Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer of a tokenizer.json, a path or its text. Raises BundleError for a bad one."""
+    with _library(f"{source if isinstance(source, Path) else 'the tokenizer'} cannot be read as a tokenizer.json"):
         tok = (
             tokenizers.Tokenizer.from_file(str(source))
             if isinstance(source, Path)
             else tokenizers.Tokenizer.from_str(source)
         )
-    except Exception as error:  # the library raises bare Exception
-        where = f"{source} " if isinstance(source, Path) else "the tokenizer "
-        raise BundleError(f"{where}cannot be read as a tokenizer.json: {error}") from error
     # A file may carry the truncation of its training run.
     tok.no_truncation()
     tok.no_padding()
     return tok
+
+
+@contextmanager
+def _library(problem: str) -> Iterator[None]:
+    """Turn what the tokenizers library raises into a BundleError.
+
+    That is a bare Exception for any bad file, and where its own code gives up a PanicException, which is no Exception
+    and cannot be imported.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise BundleError(f"{problem}: {' '.join(str(error).split())}") from error
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from edge.errors import OptionError, StorageError
-from edge.locking import try_lock
+from edge.locking import holding, try_lock
 from exporters.payload_writer import storage_error
 
 _LOCK = ".lock"
@@ -26,7 +28,10 @@ _RENAME_SWAP = 2  # macOS sys/stdio.h
 class BundleFolder:
     """Context manager: fill `path`, then `commit`. Without a commit nothing stays, and an older bundle is untouched.
 
-    What a killed export left behind is removed by the next one to the same place; a running one holds a lock.
+    What a killed export left behind is removed by the next one to the same place; a running one holds a lock on a file
+    in its folder. Where a folder lacks that lock (before it is taken, and while the folder goes to its place), a second
+    lock, `.NAME.lock` beside the target, keeps other exports out. Its file is there only meanwhile, or until the next
+    export if one was killed.
     """
 
     def __init__(self, target: Path) -> None:
@@ -45,16 +50,17 @@ class BundleFolder:
             raise StorageError(f"{parent}: no such folder; create it or choose another place for the bundle")
         prefix = f".{self.target.name}.partial-"
         try:
-            for leftover in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-                if leftover.name.endswith(_ASIDE) and not self.target.exists():
-                    os.rename(leftover, self.target)  # killed between the renames of `_exchange`
-                else:
-                    _remove_abandoned(leftover)
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-            self._lock: IO[bytes] = open(self.path / _LOCK, "wb")
+            with self._alone():
+                for leftover in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+                    if leftover.name.endswith(_ASIDE) and not self.target.exists():
+                        os.rename(leftover, self.target)  # killed between the renames of `_exchange`
+                    else:
+                        _remove_abandoned(leftover)
+                self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+                self._lock: IO[bytes] = open(self.path / _LOCK, "wb")
+                try_lock(self._lock)
         except OSError as error:
             raise storage_error(error, parent, _BLOCK) from error
-        try_lock(self._lock)
         return self
 
     def commit(self) -> Path:
@@ -66,13 +72,14 @@ class BundleFolder:
                 for name in files:
                     _sync(Path(folder) / name)
                 _sync(Path(folder))
-            self._lock.close()
-            (self.path / _LOCK).unlink()
-            if self.target.exists():
-                _exchange(self.path, self.target)
-                shutil.rmtree(self.path)
-            else:
-                os.rename(self.path, self.target)
+            with self._alone():
+                self._lock.close()
+                (self.path / _LOCK).unlink()
+                if self.target.exists():
+                    _exchange(self.path, self.target)
+                    shutil.rmtree(self.path)
+                else:
+                    os.rename(self.path, self.target)
             _sync(self.target.parent)
         except OSError as error:
             raise storage_error(error, self.target, needed) from error
@@ -87,6 +94,10 @@ class BundleFolder:
         shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed, the next export removes
         if isinstance(error, OSError):
             raise storage_error(error, self.target, needed) from error
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """No other export to the same place looks for leftovers or publishes meanwhile."""
+        return holding(self.target.with_name(f".{self.target.name}{_LOCK}"))
 
 
 def _size(folder: Path) -> int:
@@ -104,7 +115,8 @@ def _remove_abandoned(folder: Path) -> None:
         with open(lock, "wb") as file:
             if not try_lock(file):
                 return
-    shutil.rmtree(folder)
+    with contextlib.suppress(FileNotFoundError):  # the export that made it has just failed and removes it itself
+        shutil.rmtree(folder)
 
 
 def _sync(path: Path) -> None:

@@ -140,14 +140,15 @@ def _emit_decoder(
 
 
 def _notes(choices: Mapping[str, Choice], model: Model) -> list[str]:
-    """What there is to say about weights: of their source once for all that share it, then of their schemes."""
+    """What there is to say about weights, of their sources and then of their schemes; once for all that share it."""
     told: dict[str, list[str]] = {}
     for name in choices:
         told.setdefault(model.weights[name].note, []).append(name)
+    for name, choice in choices.items():
+        told.setdefault(choice.note, []).append(name)
     told.pop("", None)
     more = {note: f" and {len(names) - 1} more" if len(names) > 1 else "" for note, names in told.items()}
-    notes = [f"{names[0]}{more[note]}: {note}" for note, names in told.items()]
-    return [*model.notes, *notes] + [f"{name}: {choice.note}" for name, choice in choices.items() if choice.note]
+    return [*model.notes, *(f"{names[0]}{more[note]}: {note}" for note, names in told.items())]
 
 
 def _quality(

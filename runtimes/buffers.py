@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ class KvPool:
     `rings[i]` is [sequences, layers of ring i, 2, kv_heads, rows, head_dim]. A ring has `slots` rows and then `chunk`
     scratch rows, where a forward may put new rows before they are stored. Index 0 of the third axis is keys (after
     rope), 1 values. `layers[n]` tells where layer n is: (ring, index in it).
+    Raises MemoryError for more than the system gives.
     """
 
     def __init__(self, spec: DecoderSpec, layout: KvLayout) -> None:
@@ -39,12 +41,15 @@ class KvPool:
             (layout.sequences, len(member), 2, spec.kv_heads, ring.slots + layout.chunk, spec.head_dim)
             for member, ring in zip(members, layout.rings, strict=True)
         ]
-        sizes = [-(-int(np.prod(shape)) * 4 // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
+        sizes = [-(-math.prod(shape) * 4 // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         self.nbytes = sum(sizes)
-        self._map = mmap.mmap(-1, self.nbytes)
+        try:
+            self._map = mmap.mmap(-1, self.nbytes)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"{self.nbytes} bytes of keys and values") from error
         starts = np.cumsum([0, *sizes])
         self.rings: list[Array] = [
-            np.frombuffer(self._map, np.float32, int(np.prod(shape)), offset=int(start)).reshape(shape)
+            np.frombuffer(self._map, np.float32, math.prod(shape), offset=int(start)).reshape(shape)
             for shape, start in zip(shapes, starts, strict=False)
         ]
         self._sinks: dict[tuple[int, int], Array] = {}

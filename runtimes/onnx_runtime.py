@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from edge import rope
 from edge.bundle import Bundle
+from edge.decoder import DecoderSpec
 from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
@@ -173,7 +175,54 @@ def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
     settings.intra_op_num_threads = options.threads or physical_cores()
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
+    path = bundle.path / graph.file
     try:
-        return onnxruntime.InferenceSession(str(bundle.path / graph.file), settings, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a dozen types of its own, none with a common root
-        raise BundleError(f"{bundle.path / graph.file}: ONNX Runtime refuses it: {error}") from error
+        raise BundleError(f"{path}: ONNX Runtime refuses it: {error}") from error
+    _check_interface(path, session, bundle.spec)
+    return session
+
+
+def _check_interface(path: Path, session: Any, spec: DecoderSpec) -> None:
+    """Raise BundleError for the first input or output that is not as the spec has it."""
+    values = [*session.get_inputs(), *session.get_outputs()]
+    found = {value.name: (value.type.removeprefix("tensor(").rstrip(")"), *value.shape) for value in values}
+    expected = _interface(spec)
+    for name in [*expected, *found]:
+        if found.get(name) != expected.get(name):
+            there, needed = (_spell(table.get(name)) for table in (found, expected))
+            raise BundleError(
+                f"{path}: {name} is {there} in the graph and {needed} by the manifest's spec; export the model again"
+            )
+
+
+def _spell(described: tuple[int | str, ...] | None) -> str:
+    return f"{described[0]} {list(described[1:])}" if described else "absent"
+
+
+def _interface(spec: DecoderSpec) -> dict[str, tuple[int | str, ...]]:
+    """The type and shape of every input and output of a spec's graph; `_declare` of exporters/emit/onnx.py writes them.
+
+    The name of a size tells a ring from another, so that each layer's window is compared as well.
+    """
+    described: dict[str, tuple[int | str, ...]] = {
+        "tokens": ("int64", 1, "tokens"),
+        "angle_rows": ("int64", 1, "tokens"),
+        "rows": ("int64", "rows"),
+        "logits": ("float", 1, "rows", spec.vocab_size),
+        "hidden": ("float", 1, "tokens", spec.hidden_size),
+    }
+    for index, kind in enumerate(spec.ropes):
+        for part in ("cos", "sin"):
+            described[f"rope.{index}.{part}"] = ("float", f"angles.{index}", kind.dim // 2)
+    for ring in range(len(spec.windows)):
+        described[f"ring.{ring}.total"] = ("int32",)
+        described[f"ring.{ring}.last"] = ("int32", 1)
+        described[f"ring.{ring}.bias"] = ("float", 1, 1, "tokens", f"total.{ring}")
+    for index, layer in enumerate(spec.layers):
+        for side in ("past", "present"):
+            for part in ("key", "value"):
+                rows = f"capacity.{spec.windows.index(layer.window)}"
+                described[f"{side}.{index}.{part}"] = ("float", 1, spec.kv_heads, rows, spec.head_dim)
+    return described

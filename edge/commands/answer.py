@@ -45,8 +45,7 @@ def stream(
             else:
                 if thinking:
                     terminal.note("\n")
-                sys.stdout.write(clean(delta.text))
-                sys.stdout.flush()
+                terminal.say(clean(delta.text), end="", flush=True)
                 last = delta.text
             thinking = delta.reasoning
     result = answer.result
@@ -54,7 +53,7 @@ def stream(
     if thinking:
         terminal.note("")
     if show and not last.endswith("\n"):
-        print(flush=True)
+        terminal.say(flush=True)
     return result
 
 

@@ -18,12 +18,14 @@ class Bench:
     """Measure prefill, decode, loading and memory: medians as a table on stderr, then one JSON line on stdout."""
 
     model: BundleArgument
-    runtime: Annotated[str, typer.Option(help="Backend; see `dsedge doctor`.")] = "auto"
-    device: Annotated[str, typer.Option(help="Device of the backend.")] = "auto"
-    prompt: Annotated[int, typer.Option(help="Random tokens of prompt.")] = 512
-    new: Annotated[int, typer.Option(help="Tokens to generate.")] = 128
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the physical cores]")] = None
-    runs: Annotated[int, typer.Option(help="Runs to take the median of, after one that is not counted.")] = 5
+    runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend.")] = "auto"
+    prompt: Annotated[int, typer.Option(metavar="N", help="Random tokens of prompt.")] = 512
+    new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 128
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
+    runs: Annotated[
+        int, typer.Option(metavar="N", help="Runs to take the median of, after one that is not counted.")
+    ] = 5
     json: Annotated[bool, typer.Option("--json", help="Only the JSON line.")] = False
 
     def execute(self) -> int:

@@ -39,13 +39,16 @@ BundleArgument = Annotated[
 class Completion:
     """Print the completion script of a shell.
 
-    bash: `dsedge completion bash > ~/.local/share/bash-completion/completions/dsedge`.
-    zsh: `dsedge completion zsh > ~/.zfunc/_dsedge`, with ~/.zfunc in fpath before compinit runs.
-    fish: `dsedge completion fish > ~/.config/fish/completions/dsedge.fish`.
-    PowerShell: `dsedge completion powershell >> $PROFILE`.
+    bash: write it to ~/.local/share/bash-completion/completions/dsedge, or source it in ~/.bashrc.
+
+    zsh: write it to a file _dsedge in a folder of $fpath, before compinit runs.
+
+    fish: write it to ~/.config/fish/completions/dsedge.fish.
+
+    PowerShell: append it to the file of $PROFILE.
     """
 
-    shell: Annotated[str, typer.Argument(metavar="|".join(SHELLS), help="Which shell.")]
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help=f"One of {', '.join(SHELLS)}.")]
 
     def execute(self) -> int:
         if self.shell not in SHELLS:

@@ -40,7 +40,7 @@ class Doctor:
             terminal.print_json({**system, "runtimes": backends})
             return 0
         for key, value in system.items():
-            print(f"{key.replace('_', ' ')}: {terminal.visible(str(value))}")
+            terminal.say(f"{key.replace('_', ' ')}: {terminal.visible(str(value))}")
         rows = [
             (name, ", ".join(support.devices) or "none", "; ".join(_notes(name == chosen, support)))
             for name, support in found.items()

@@ -33,7 +33,8 @@ class Export:
         Path | None, typer.Option("-o", "--out", metavar="OUT.dsedge", help="The bundle's folder, or the release's.")
     ] = None
     name: Annotated[
-        str | None, typer.Option(help="Put the bundle into the local store under this name; or name the release.")
+        str | None,
+        typer.Option(metavar="NAME", help="Put the bundle into the local store under this name; or name the release."),
     ] = None
     recipe: Annotated[
         str | None, typer.Option(metavar="sub1b|7b|FILE", help="Rules for the schemes. [default: by size]")
@@ -42,7 +43,9 @@ class Export:
         list[str] | None,
         typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
     ] = None
-    license: Annotated[str | None, typer.Option(help="License to state in the release's catalogue.")] = None
+    license: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="License to state in the release's catalogue.")
+    ] = None
     json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON.")] = False
 
     def execute(self) -> int:
@@ -76,7 +79,7 @@ class Export:
             return 0
         for summary in summaries:
             _print(summary)
-        print(f"{terminal.visible(str(self.out / CATALOG))}: {', '.join(bundles)}")
+        terminal.say(f"{terminal.visible(str(self.out / CATALOG))}: {', '.join(bundles)}")
         return 0
 
     def _target(self) -> Path:
@@ -91,7 +94,7 @@ class Export:
 
 
 def _print(summary: Mapping[str, Any]) -> None:
-    print(
+    terminal.say(
         f"{terminal.visible(summary['path'])}: {terminal.megabytes(summary['bytes'])}, "
         f"{summary['parameters'] / 1e6:.1f} M weights at {summary['bits_per_weight']:.2f} bits"
     )

@@ -123,14 +123,14 @@ def _print(report: dict[str, Any]) -> None:
         f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
     }
     for key, value in lines.items():
-        print(f"{key + ':':12}{terminal.visible(str(value))}")
-    print()
+        terminal.say(f"{key + ':':12}{terminal.visible(str(value))}")
+    terminal.say()
     rows = [
         (row["kind"], row["scheme"], row["count"], row["parameters"], row["bytes"], f"{row['bits_per_weight']:.2f}")
         for row in report["tensors"]
     ]
     terminal.print_table(("tensors", "scheme", "count", "parameters", "bytes", "bits/weight"), rows, sys.stdout)
-    print()
+    terminal.say()
     graphs = [
         (
             name,
@@ -143,5 +143,5 @@ def _print(report: dict[str, Any]) -> None:
     ]
     terminal.print_table(("graph", "file", "kind", "activations of its linears", "in/out"), graphs, sys.stdout)
     if report["quality"]:
-        print()
+        terminal.say()
         print_quality(report["quality"])

@@ -124,7 +124,9 @@ class Import:
     """
 
     path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle's folder, or a checkpoint.")]
-    name: Annotated[str | None, typer.Option(help="The name in the store. [default: as PATH is called]")] = None
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name in the store. [default: as PATH is called]")
+    ] = None
 
     def execute(self) -> int:
         path = Path(self.path).expanduser()

@@ -20,7 +20,7 @@ def print_quality(quality: Mapping[str, Any]) -> None:
     """The report of a manifest: its notes, and the comparisons if the export made any."""
     print_comparisons(quality.get("parity", {}))
     for note in quality.get("notes", ()):
-        print(f"note: {terminal.visible(str(note))}")
+        terminal.say(f"note: {terminal.visible(str(note))}")
 
 
 def print_comparisons(report: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from edge import store
 from edge.catalog import load_catalog, shipped
 from edge.commands import answer, terminal
 from edge.commands.complete import all_names
-from edge.errors import OptionError
+from edge.errors import OptionError, StorageError
 from edge.kv import Policy
 from edge.options import GenerateOptions, RuntimeOptions
 
@@ -38,31 +40,51 @@ class Run:
         ),
     ] = shipped().default
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask; '-' reads it from stdin.")] = None
-    system: Annotated[str | None, typer.Option(help="System prompt.")] = None
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer. [default: what fits]")] = None
-    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0
-    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: off.")] = 0
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.")] = 1.0
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this likely, relative to the likeliest.")] = (
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it is, to its last space, without the chat template.")
+    ] = False
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Most tokens of an answer. [default: what fits]")
+    ] = None
+    temperature: Annotated[float, typer.Option(metavar="X", help="0 always takes the likeliest token.")] = 0.0
+    top_k: Annotated[int, typer.Option(metavar="N", help="Draw from the k likeliest tokens; 0: off.")] = 0
+    top_p: Annotated[
+        float, typer.Option(metavar="X", help="Draw from the likeliest tokens that hold this much probability.")
+    ] = 1.0
+    min_p: Annotated[
+        float, typer.Option(metavar="X", help="Draw from tokens at least this likely, relative to the likeliest.")
+    ] = 0.0
+    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1: seen tokens become less likely.")] = (
+        1.0
+    )
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Taken off the logit of a generated token, once.")
+    ] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(metavar="X", help="Taken off the logit for every occurrence.")] = (
         0.0
     )
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: seen tokens become less likely.")] = 1.0
-    presence_penalty: Annotated[float, typer.Option(help="Taken off the logit of a generated token, once.")] = 0.0
-    frequency_penalty: Annotated[float, typer.Option(help="Taken off the logit for every occurrence.")] = 0.0
     logit_bias: Annotated[
         list[str] | None, typer.Option(metavar="ID=VALUE", help="Added to a token's logit; repeatable.")
     ] = None
-    seed: Annotated[int | None, typer.Option(help="Makes an answer repeatable. [default: a fresh one]")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None
-    context: Annotated[int | None, typer.Option(help="Tokens that the KV cache holds.")] = None
-    policy: Annotated[str, typer.Option(metavar="error|sliding", help="What happens when the context is full.")] = (
-        "error"
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Makes an answer repeatable. [default: a fresh one]")
+    ] = None
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.")] = (
+        None
     )
-    sinks: Annotated[int, typer.Option(help="First tokens that `sliding` keeps for ever.")] = 0
-    threads: Annotated[int | None, typer.Option(help="CPU threads. [default: the physical cores]")] = None
-    runtime: Annotated[str, typer.Option(help="Backend; see `dsedge doctor`.")] = "auto"
-    device: Annotated[str, typer.Option(help="Device of the backend; see `dsedge doctor`.")] = "auto"
+    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens that the KV cache holds.")] = None
+    policy: Annotated[
+        str,
+        typer.Option(
+            metavar="error|sliding",
+            help="When the context is full: refuse, or drop the oldest tokens, the system prompt first (see --sinks).",
+        ),
+    ] = "error"
+    sinks: Annotated[int, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever.")] = 0
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
+    runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
     stats: Annotated[bool, typer.Option("--stats", help="Speed and memory of each answer, on stderr.")] = False
     json: Annotated[bool, typer.Option("--json", help="The answer and its figures as one line of JSON.")] = False
 
@@ -70,19 +92,21 @@ class Run:
         runtime, generate = self._runtime_options(), self._generate_options()
         if self.raw and self.system is not None:
             raise OptionError("--raw uses no chat template, so --system has no place to go; leave one of them out")
-        prompt = self._read_prompt()
-        if prompt is None and (self.raw or self.json):
+        chatting = self.prompt is None and sys.stdin.isatty()
+        if chatting and (self.raw or self.json):
             raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
-        path = _find(self.model)
-        with edge.load(path, runtime) as pipeline:
+        path = _find(self.model)  # first: whoever forgets MODEL has put the prompt in its place
+        prompt = None if chatting else self._read_prompt()
+        with edge.load(path or _pull(self.model), runtime) as pipeline:
             if prompt is not None:
                 return self._answer(pipeline, prompt, generate)
             from edge.commands.chat import Chat
 
-            return Chat(pipeline, generate, system=self.system, stats=self.stats).loop()
+            return Chat(pipeline, generate, system=self._system(), stats=self.stats).loop()
 
     def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions) -> int:
-        messages = [] if self.system is None else [{"role": "system", "content": self.system}]
+        system = self._system()
+        messages = [] if system is None else [{"role": "system", "content": system}]
         request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
         result = answer.stream(pipeline, request, options, raw=self.raw, show=not self.json)
         if self.json:
@@ -90,17 +114,15 @@ class Run:
         answer.report(result, options, stats=self.stats)
         return answer.INTERRUPTED if result.finish_reason == "cancel" else 0
 
-    def _read_prompt(self) -> str | None:
-        """The prompt, from the command line or from stdin; None for a chat. An empty one is a mistake."""
-        if self.prompt not in (None, "-"):
-            text = self.prompt
-        elif self.prompt is None and sys.stdin.isatty():
-            return None
-        else:
-            text = _read_stdin()
+    def _read_prompt(self) -> str:
+        """The prompt, from the command line or from stdin. An empty one is a mistake."""
+        text = _read_stdin(raw=self.raw) if self.prompt in (None, "-") else _as_utf8(self.prompt)
         if not text:
             raise OptionError("the prompt is empty; give it as an argument or on stdin")
         return text
+
+    def _system(self) -> str | None:
+        return None if self.system is None else _as_utf8(self.system)
 
     def _runtime_options(self) -> RuntimeOptions:
         if self.policy not in ("error", "sliding"):
@@ -126,29 +148,51 @@ class Run:
             frequency_penalty=self.frequency_penalty,
             logit_bias=dict(_bias(item) for item in self.logit_bias or ()),
             seed=self.seed,
-            stop=tuple(self.stop or ()),
+            stop=tuple(_as_utf8(text) for text in self.stop or ()),
         )
 
 
-def _read_stdin() -> str:
-    """The text on stdin. Raises OptionError where its bytes are none in the system's encoding (a code page, often)."""
+def _read_stdin(*, raw: bool) -> str:
+    """The text on stdin, to the last space if `raw`, otherwise without white space around it.
+
+    Raises OptionError where its bytes are none in the system's encoding (a code page, often), StorageError where it
+    cannot be read.
+    """
+    if raw and isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(newline="")  # on Windows, ends of lines would become others
     try:
-        text = sys.stdin.read().strip()
+        text = sys.stdin.read()
         text.encode("utf-8")  # bytes that stdin lets through as half a surrogate pair
+    except OSError as error:
+        raise StorageError(f"stdin cannot be read: {error.strerror}") from error
     except UnicodeError as error:
         raise OptionError(
             f"the text on stdin is not {sys.stdin.encoding}; convert it, or set PYTHONIOENCODING to its encoding"
         ) from error
-    return text
+    return text if raw else text.strip()
 
 
-def _find(model: str) -> Path:
-    """The bundle's folder; a model that is in the catalogue and not yet in the store is pulled first."""
+def _as_utf8(word: str) -> str:
+    """A word of the command line as the UTF-8 that it is, under a locale that took it for something else (LC_ALL=C)."""
+    if word.isascii():
+        return word
+    try:
+        return os.fsencode(word).decode("utf-8")
+    except UnicodeError:
+        return word  # what is no text then is refused where it is used
+
+
+def _find(model: str) -> Path | None:
+    """The bundle's folder, or None for a model that is in the catalogue and not yet in the store."""
     if model in load_catalog().models and model not in store.names():
-        from edge.commands.models import pull
-
-        return pull(model)
+        return None
     return store.resolve(model)
+
+
+def _pull(model: str) -> Path:
+    from edge.commands.models import pull
+
+    return pull(model)
 
 
 def _bias(text: str) -> tuple[int, float]:

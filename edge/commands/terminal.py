@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from edge.errors import StorageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,6 +34,23 @@ def visible(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+@contextmanager
+def writing_stdout() -> Iterator[None]:
+    """Turn what the system has against stdout into a StorageError; that its reader went away stays BrokenPipeError."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(f"stdout cannot be written: {error.strerror}; the output is not whole") from error
+
+
+def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
+    """Text on stdout, as it is. Raises StorageError if the system does not take it."""
+    with writing_stdout():
+        print(text, end=end, flush=flush)
+
+
 def note(message: str) -> None:
     """A line for the person, on stderr."""
     print(visible(message), file=sys.stderr, flush=True)
@@ -45,7 +64,7 @@ def think(text: str) -> None:
 
 def print_json(data: object) -> None:
     """One line of JSON on stdout."""
-    print(json.dumps(data, ensure_ascii=False))
+    say(json.dumps(data, ensure_ascii=False))
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: IO[str]) -> None:
@@ -58,7 +77,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: I
         table.add_column(title, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(visible(str(cell)) for cell in row))
-    console(stream).print(table)
+    with writing_stdout():
+        console(stream).print(table)
 
 
 def _is_figure(cell: object) -> bool:

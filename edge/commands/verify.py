@@ -33,6 +33,6 @@ class Verify:
         if self.json:
             terminal.print_json({"path": str(bundle.path), "files": files, "parity": report})
             return 0
-        print(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
+        terminal.say(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
         print_comparisons(report)
         return 0

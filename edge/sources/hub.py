@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _SAMPLE_S = 0.5
 
 def download_file(repo: str, revision: str, file: str, folder: Path, progress: Progress, *, size: int) -> Path:
     """One file of a repository, somewhere below `folder`, which is resumed in. Raises as `download_folder` does."""
-    with _translated(repo), _watched(folder, f"download {repo}/{file}", size, progress):
+    with _translated(), _watched(folder, f"download {repo}/{file}", size, progress):
         return Path(_client().hf_hub_download(repo, file, revision=revision, local_dir=folder, **_options()))
 
 
@@ -33,15 +34,22 @@ def download_folder(repo: str, revision: str, folder: Path, progress: Progress, 
 
     Raises UserError for what the hub refuses, UnsupportedError without the client, OSError when the file system does.
     """
-    with _translated(repo), _watched(folder, f"download {repo}", size, progress):
-        _client().snapshot_download(
-            repo,
-            revision=revision,
-            local_dir=folder,
-            allow_patterns=list(_WANTED),
-            ignore_patterns=list(_UNWANTED),
-            **_options(),
-        )
+    with _translated(), _watched(folder, f"download {repo}", size, progress):
+        client = _client()
+        # The client takes a folder that exists for the repository when it cannot reach the hub, so the hub is asked
+        # first what there is; and naming the commit keeps all files of one version.
+        info = client.HfApi(**_options()).model_info(repo, revision=revision)
+        wanted = [item.rfilename for item in info.siblings if _is_wanted(item.rfilename)]
+        if not wanted:
+            raise UserError("the repository holds no safetensors and no config")
+        client.snapshot_download(repo, revision=info.sha, local_dir=folder, allow_patterns=wanted, **_options())
+        missing = [name for name in wanted if not (folder / name).is_file()]
+        if missing:
+            raise UserError(f"{missing[0]} did not arrive; run the command again to go on")
+
+
+def _is_wanted(name: str) -> bool:
+    return any(fnmatchcase(name, p) for p in _WANTED) and not any(fnmatchcase(name, p) for p in _UNWANTED)
 
 
 def _client() -> Any:
@@ -61,7 +69,7 @@ def _options() -> dict[str, str | None]:
 
 
 @contextmanager
-def _translated(repo: str) -> Iterator[None]:
+def _translated() -> Iterator[None]:
     """The client's errors, of many kinds and libraries, as one line; those of the disk as they are."""
     try:
         with loopback_direct():
@@ -73,7 +81,7 @@ def _translated(repo: str) -> Iterator[None]:
             raise
         gated = type(error).__name__ == "GatedRepoError"
         reason = "its owner asks you to accept terms there first; then set HF_TOKEN" if gated else _first_line(error)
-        raise UserError(f"{repo}: {reason}") from error
+        raise UserError(reason) from error
 
 
 def _first_line(error: Exception) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from edge.errors import CheckpointError
+from edge.errors import BundleError, CheckpointError
+from edge.tokenizer import read_json
 from exporters.checkpoint import TokenizerFiles
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -50,9 +51,9 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
 def load_tokenizer(text: str, where: Path) -> Tokenizer:
     """Parse the text of a tokenizer.json. Raises CheckpointError if the tokenizers library refuses it."""
     try:
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises plain Exception for every kind of bad file
-        raise CheckpointError(f"{where}: the tokenizer cannot be read: {error}") from error
+        return read_json(text)
+    except BundleError as error:
+        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _text(path: Path) -> str:

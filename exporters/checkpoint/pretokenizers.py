@@ -47,15 +47,32 @@ class Splitting:
 
 
 _LLAMA3 = Splitting((_WORDS + r"|\p{N}{1,3}" + _TAIL,), whole_words=True, add_bos=True)
+_DBRX = Splitting(_LLAMA3.patterns)
 _QWEN2 = Splitting((_WORDS + r"|\p{N}" + _TAIL,), normalizer=_NFC)
 _DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"), digits=True, add_bos=True)
+_DIGITS_APART = Splitting(gpt2=True, digits=True)
+_TAIL_WITH_SLASH = _TAIL.replace(r"]+[\r\n]*", r"]+[\r\n/]*")
+# Words that start with capitals or none: two ways, the first of which ends in a small letter.
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]%s[\p{Ll}\p{Lm}\p{Lo}\p{M}]%s"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_UPPER, _TITLE = _CASED % ("+", "*"), _CASED % ("*", "+")
+_TEKKEN = Splitting((rf"{_TITLE}|{_UPPER}|\p{{N}}{_TAIL_WITH_SLASH}",), whole_words=True, add_bos=True)
+_GPT4O = Splitting((rf"{_TITLE}{_ENDING}|{_UPPER}{_ENDING}|\p{{N}}{{1,3}}{_TAIL_WITH_SLASH}",))
 
 SPLITTINGS = {
     "gpt-2": Splitting(gpt2=True),
-    "smollm": Splitting(gpt2=True, digits=True),
+    "smollm": _DIGITS_APART,
+    "refact": _DIGITS_APART,  # Granite 3
+    "starcoder": _DIGITS_APART,
     "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "falcon3": _LLAMA3,
+    "dbrx": _DBRX,  # OLMo 2
     "qwen2": _QWEN2,
     "deepseek-coder": _DEEPSEEK_CODER,
+    "tekken": _TEKKEN,  # Mistral NeMo, Ministral
+    "gpt-4o": _GPT4O,  # Phi-4-mini
 }
 
 # Tokens at ids that together occur in one family of vocabularies only: (id, token)… → the splitting of that family.

@@ -74,6 +74,7 @@ class _Emitter:
         self.model.add("Identity", (graphs.HIDDEN,), "hidden")
 
     def _declare(self) -> None:
+        """Inputs and outputs; `_interface` of runtimes/onnx_runtime.py expects just these."""
         spec, model = self.graph.spec, self.model
         model.inputs["tokens"] = (INT64, (1, "tokens"))
         model.inputs["angle_rows"] = (INT64, (1, "tokens"))

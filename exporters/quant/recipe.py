@@ -61,19 +61,25 @@ class Recipe:
         rule = next((rule for rule in self.rules if any(fnmatchcase(weight.name, p) for p in rule.match)), None)
         if rule is None:
             raise OptionError(f"recipe {self.name!r} has no rule for {weight.name}; end it with a rule that matches *")
-        if rule.carry and source.scheme is not None:
-            return Choice(source.scheme.name, carried=True)
-        scheme = payload.parse_scheme(rule.scheme)
+        carried = rule.carry and source.scheme is not None
+        scheme = source.scheme if carried else payload.parse_scheme(rule.scheme)
+        name = rule.scheme if scheme is None else scheme.name
         if scheme is None or not weight.name.endswith(".attn.o") or spec.head_dim % scheme.group == 0:
-            return Choice(rule.scheme)
+            return Choice(name, carried)
+        if carried:  # the source's groups are what they are
+            return Choice(name, carried, _straddling(scheme, spec.head_dim))
         return _within_heads(scheme, spec.head_dim)
+
+
+def _straddling(scheme: payload.Scheme, head_dim: int) -> str:
+    return f"groups of {scheme.group} straddle heads of {head_dim}"
 
 
 def _within_heads(scheme: payload.Scheme, head_dim: int) -> Choice:
     """A group for `o` that divides head_dim, so that no group straddles a head."""
     fitting = [group for group in (64, 32) if group < scheme.group and head_dim % group == 0]
     if not fitting:
-        return Choice(scheme.name, note=f"groups of {scheme.group} straddle heads of {head_dim}")
+        return Choice(scheme.name, note=_straddling(scheme, head_dim))
     smaller = payload.Scheme(scheme.bits, fitting[0], scheme.kind)
     return Choice(smaller.name, note=f"group {scheme.group} does not divide heads of {head_dim}; {fitting[0]} used")
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.bundle import Bundle
+from edge.bundle import Bundle, open_bundle, sha256
 from edge.pipeline import Pipeline
 from runtimes.scripted import ScriptedRuntime
 
@@ -25,3 +25,13 @@ def without(bundle: Bundle, name: str) -> Path:
     del manifest["files"][name]
     (bundle.path / "manifest.json").write_text(json.dumps(manifest))
     return bundle.path
+
+
+def with_template(bundle: Bundle, template: str) -> Bundle:
+    """A bundle with another chat template."""
+    path = bundle.path / "chat_template.jinja"
+    path.write_text(template, encoding="utf-8")
+    manifest = json.loads((bundle.path / "manifest.json").read_text())
+    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
+    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+    return open_bundle(bundle.path)

@@ -66,6 +66,14 @@ def test_a_whole_bundle_opens_and_its_manifest_round_trips(bundle: Path) -> None
     assert opened.weights.read("norm").tolist() == [0.0, 0.0]
 
 
+def test_a_payload_that_is_not_the_specs_is_refused_at_opening(bundle: Path, edit: Edit) -> None:
+    edit(lambda data: data["spec"].update(intermediate_size=3))
+    both(bundle, r"tensor 'layers\.0\.mlp\.gate' is F32 \[2, 2\], F32 \[3, 2\] is needed")
+    edit(lambda data: data["spec"].update(intermediate_size=2))
+    edit(lambda data: data["schemes"].update(embed="int4-g32-sym"))
+    both(bundle, r"tensor 'embed\.codes' is missing")
+
+
 def test_a_moved_bundle_opens(bundle: Path, tmp_path: Path) -> None:
     shutil.move(bundle, tmp_path / "elsewhere.dsedge")
     assert open_bundle(tmp_path / "elsewhere.dsedge").path == (tmp_path / "elsewhere.dsedge").resolve()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from edge import download, received
@@ -305,6 +306,7 @@ def test_two_processes_do_not_write_one_file(model: Model, tmp_path: Path) -> No
     assert download.fetch(model, quiet).read_bytes() == CONTENT
 
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": CONTENT,
@@ -317,13 +319,13 @@ REPOSITORY = {
 
 def hub_server(handler: Handler, files: dict[str, bytes]) -> None:
     """As much of the hub as its client asks for."""
-    path, commit = handler.path.partition("?")[0], "0123456789abcdef0123456789abcdef01234567"
+    path = handler.path.partition("?")[0]
     if path.startswith("/api/models/org/demo"):
         if "/tree/" in path:
             body = [{"type": "file", "path": name, "size": len(data), "oid": "0"} for name, data in files.items()]
             send(handler, 200, json.dumps(body).encode(), Content_Type="application/json")
             return
-        info = {"_id": "1", "id": "org/demo", "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+        info = {"_id": "1", "id": "org/demo", "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
         send(handler, 200, json.dumps(info).encode(), Content_Type="application/json")
         return
     name = path.partition("/resolve/")[2].partition("/")[2]
@@ -332,7 +334,7 @@ def hub_server(handler: Handler, files: dict[str, bytes]) -> None:
         send(handler, 404, b"", X_Error_Code=code)
         return
     tag = f'"{hashlib.sha256(files[name]).hexdigest()}"'
-    send(handler, 200, files[name], ETag=tag, X_Repo_Commit=commit)
+    send(handler, 200, files[name], ETag=tag, X_Repo_Commit=COMMIT)
 
 
 def test_a_folder_of_the_hub_holds_what_an_export_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +349,40 @@ def test_a_folder_of_the_hub_holds_what_an_export_reads(tmp_path: Path, monkeypa
     assert any("/api/models/org/demo" in requested for requested, _ in seen)
 
 
+def test_a_hub_that_cannot_be_reached_or_breaks_off_is_no_empty_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = entry(Hub("org/demo"), form="folder")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(NotFoundError, match=r"hub org/demo: .*refused"):
+        download.fetch(free, quiet)
+
+    def answer(handler: Handler) -> None:
+        if "/api/" in handler.path:
+            hub_server(handler, {"model.safetensors": b"x", "config.json": b"{}"})
+        else:
+            hub_server(handler, {"config.json": b"{}"})
+
+    with serving(answer) as (url, _):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(NotFoundError, match="hub org/demo: "):
+            download.fetch(free, quiet)
+    with serving(lambda handler: hub_server(handler, {"README.md": b"x"})) as (url, _):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(NotFoundError, match="holds no safetensors"):
+            download.fetch(free, quiet)
+    assert received.recorded("demo") == {}
+
+
+def test_what_the_hubs_client_leaves_out_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hands over a folder that exists, as it is, when the hub goes away between two questions."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **options: asked.append(options))
+    with serving(lambda handler: hub_server(handler, REPOSITORY)) as (url, _):
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(NotFoundError, match=r"config\.json did not arrive"):
+            download.fetch(entry(Hub("org/demo", revision="main"), form="folder"), quiet)
+    assert [options["revision"] for options in asked] == [COMMIT]  # one version, whatever main becomes meanwhile
+
+
 def test_a_file_of_the_hub_is_checked_against_the_pin(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,5 +395,5 @@ def test_a_file_of_the_hub_is_checked_against_the_pin(
         shutil.rmtree(tmp_path / "cache")
         with pytest.raises(NotFoundError, match="the catalogue expects"):
             download.fetch(hub, quiet)
-        with pytest.raises(NotFoundError, match="hub org/absent: org/absent: "):
+        with pytest.raises(NotFoundError, match="hub org/absent: "):
             download.fetch(replace(model, sources=(Hub("org/absent", file="x"),)), quiet)

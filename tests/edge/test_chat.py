@@ -275,3 +275,13 @@ def test_objects_do_not_reach_a_template(byte_level: tokenizers.Tokenizer) -> No
         template.encode(messages, make(byte_level))
     with pytest.raises(OptionError, match="holds a object"):
         template.render(messages)
+
+
+def test_half_a_surrogate_pair_is_refused_with_the_message_that_holds_it(byte_level: tokenizers.Tokenizer) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.call.x }}{% endfor %}", {})
+    tokenizer = Tokenizer(byte_level.to_str(), bos=None, eos=(2,), add_bos=False, special={})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "one"}, {"role": "user", "content": "ab\ud83dc"}]
+    with pytest.raises(OptionError, match=r"the content of message 1 is not valid Unicode: character 3 .*U\+D83D"):
+        template.encode(messages, tokenizer)
+    with pytest.raises(OptionError, match=r"the text is not valid Unicode: .*U\+D83D"):
+        template.encode([{"role": "user", "content": "", "call": {"x": "\ud83d"}}], tokenizer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge import store
+from edge import runtime, store
 from edge.cli import main
 from exporters.bundle_folder import BundleFolder
 from runtimes.scripted import write_bundle
@@ -136,6 +138,18 @@ BAD = [
     (("bench", "BUNDLE", "--new", "1"), "new is 1; it must be at least 2"),
     (("pull", "gpt-9"), "the catalogue has no model 'gpt-9'"),
     (("rm", "gpt-9"), "the store has no model 'gpt-9'"),
+    (("pull", "x", "--catalog", "no.toml"), "no.toml: no such catalogue"),
+    (("import", "nowhere"), "nowhere: no bundle and no checkpoint there"),
+    (("import", "BUNDLE", "--name", "a/b"), "cannot name a model"),
+    (("export",), "a SOURCE, or --variants"),
+    (("export", "x", "-o", "y.dsedge", "--license", "MIT"), "--license is for the catalogue"),
+    (("export", "x", "--variants", "7b=y", "-o", "out"), "leave out SOURCE"),
+    (("export", "--variants", "7b=y"), "-o names the release's folder"),
+    (("export", "--variants", "7b=y", "-o", "out.dsedge"), "-o names the release's folder"),
+    (("export", "--variants", "model.gguf", "-o", "out"), "variant 'model.gguf' is not RECIPE=SOURCE"),
+    (("export", "--variants", "7b=a,7b=b", "-o", "out"), "variant 7b is named twice"),
+    (("export", "--variants", "9b=nowhere", "-o", "out"), "nowhere"),
+    (("completion", "tcsh"), "no completion for the shell 'tcsh'; there is one for bash, zsh"),
 ]
 
 
@@ -199,7 +213,7 @@ def test_debug_after_a_double_dash_is_a_prompt(invoke: Invoke, bundle: Path) -> 
 def test_help_and_version_are_exit_0(invoke: Invoke) -> None:
     helped = invoke("--help")
     assert helped.code == 0
-    for name in ("run", "export", "inspect", "verify", "doctor", "bench", "list", "pull", "rm"):
+    for name in ("run", "export", "inspect", "verify", "doctor", "bench", "list", "pull", "import", "rm", "completion"):
         assert f"  {name} " in helped.out
     assert invoke("--version") == Outcome(0, f"dsedge {edge.__version__}\n", "")
     assert "--repetition-penalty" in invoke("run", "--help").out
@@ -219,18 +233,13 @@ def test_u2_ctrl_c_outside_an_answer_is_exit_130_and_leaves_nothing(
 
 
 def test_the_store_is_listed_and_emptied(invoke: Invoke) -> None:
-    assert invoke("list").out.split() == [
-        "name",
-        "store",
-        "license",
-        "smollm2-135m-instruct",
-        "not",
-        "pulled",
-        "Apache-2.0",
-    ]
+    rows = [line.split() for line in invoke("list").out.splitlines()]
+    assert rows[0] == ["name", "store", "family", "variant", "license"]
+    assert ["smollm2-135m-instruct", "not", "pulled", "(98", "MB)", "llama", "sub1b", "Apache-2.0"] in rows
     write_bundle(store.place("mine"), [ANSWER])
-    models = json.loads(invoke("list", "--json").out)["models"]
-    assert [(item["name"], item["in_store"]) for item in models] == [("mine", True), ("smollm2-135m-instruct", False)]
+    models = {item["name"]: item for item in json.loads(invoke("list", "--json").out)["models"]}
+    assert (models["mine"]["in_store"], models["mine"]["license"], models["mine"]["pinned"]) == (True, None, None)
+    assert (models["gemma3-270m"]["in_store"], models["gemma3-270m"]["pinned"]) == (False, True)
     assert invoke("run", "mine", "hi", "--runtime", "scripted").out == ANSWER + "\n"
     assert invoke("rm", "mine") == Outcome(0, "", "removed mine\n")
     assert store.names() == []
@@ -256,10 +265,24 @@ def test_run_pulls_a_catalogued_model_first(invoke: Invoke, monkeypatch: pytest.
     assert invoke("pull", "smollm2-135m-instruct").err.startswith("smollm2-135m-instruct is in the store already")
 
 
+def test_text_on_stdin_in_another_encoding_is_explained(invoke: Invoke, bundle: Path) -> None:
+    script = "import sys; from edge.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", script, *map(str, run(bundle))]
+    for encoding in ("utf-8", "utf-8:surrogateescape", "ascii"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            command, input="Größe".encode("cp1252"), capture_output=True, env=environment, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"the text on stdin is not " + encoding.partition(":")[0].encode() in done.stderr
+    environment["PYTHONIOENCODING"] = "cp1252"
+    assert subprocess.run(command, input="Größe".encode("cp1252"), env=environment, check=False).returncode == 0
+
+
 def test_doctor_names_every_backend(invoke: Invoke) -> None:
     found = json.loads(invoke("doctor", "--json").out)
     assert found["runtimes"]["scripted"] == {"devices": ["cpu"], "reason": None, "auto": False}
-    assert [name for name, item in found["runtimes"].items() if item["auto"]] == ["onnx"]
+    assert [name for name, item in found["runtimes"].items() if item["auto"]] == [runtime.automatic()]
     assert "chosen by auto" in invoke("doctor").out
 
 

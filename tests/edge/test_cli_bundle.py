@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import edge
+from edge import runtime
 from edge.cli import main
 from tests.exporters.tiny import VOCAB, tiny_llama
 
@@ -112,5 +113,5 @@ def test_bench_measures_the_real_runtime(exported: Path, capsys: pytest.CaptureF
     options = ["--prompt", "16", "--new", "4", "--runs", "2", "--threads", "1", "--json"]
     assert main(["bench", str(exported), *options]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["runtime"], found["threads"], len(found["runs"])) == ("onnx", 1, 2)
+    assert (found["runtime"], found["threads"], len(found["runs"])) == (runtime.automatic(), 1, 2)
     assert found["decode_tok_s"] > 0

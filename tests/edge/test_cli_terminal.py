@@ -14,6 +14,7 @@ import pytest
 
 import edge
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import with_template
 
 ROOT = Path(edge.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "edge.cli"]
@@ -141,6 +142,27 @@ def test_u1_what_a_model_writes_cannot_drive_the_terminal(tmp_path: Path, enviro
     child = spawn(["run", odd, "hi", "--runtime", "scripted"], environment)
     assert code(child) == 0
     assert child.before.startswith("a\\x1b]0;title\\x07b\\x9bc")
+
+
+@pytest.fixture
+def thinking(tmp_path: Path) -> str:
+    template = "<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|><|assistant|><think>\n"
+    return str(with_template(write_bundle(tmp_path / "thinking.dsedge", ["hm</think>\n\nyes"]), template).path)
+
+
+def test_u1_reasoning_is_on_stderr_dimmed_on_a_terminal_only(thinking: str, environment: dict[str, str]) -> None:
+    words = ["run", thinking, "hi", "--runtime", "scripted"]
+    piped = subprocess.run([*COMMAND, *words], env=environment, capture_output=True, check=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("yes\n", "hm\n\n")
+    child = spawn(words, environment)
+    assert code(child) == 0
+    assert child.before.replace("\r", "") == f"{ESC}[2mh{ESC}[22m{ESC}[2mm{ESC}[22m\n\nyes\n"
+    child = spawn(words, {**environment, "NO_COLOR": "1"})
+    assert code(child) == 0
+    assert child.before.replace("\r", "") == "hm\n\nyes\n"
+    found = subprocess.run([*COMMAND, *words, "--json"], env=environment, capture_output=True, check=True, text=True)
+    assert found.stderr == ""
+    assert (json.loads(found.stdout)["reasoning"], json.loads(found.stdout)["text"]) == ("hm", "yes")
 
 
 def test_u2_ctrl_c_stops_the_answer_and_keeps_the_chat(slow: str, environment: dict[str, str]) -> None:

@@ -106,7 +106,10 @@ def test_k12_sliding_takes_any_prompt_and_says_what_it_dropped(count: int, dropp
     """The answer of eight tokens needs seven slots after the prompt: the last one is not fed back."""
     pipeline = opened("abcdefghij", "zz", context=64, chunk=16, policy="sliding")
     run = pipeline.tokens(prompt(count), GenerateOptions(max_tokens=8))
-    assert [event.id for event in run] == list(b"abcdefgh")
+    events = list(run)
+    assert [event.id for event in events] == list(b"abcdefgh")
+    # Each drop is an event: the prompt's on the first, then one for each token that is fed back to a full ring.
+    assert [event.dropped for event in events] == [max(0, count - 64), *(int(count + i > 64) for i in range(1, 8))]
     assert (run.progress.dropped_tokens, run.progress.finish_reason) == (dropped, "length")
     seen = [*prompt(count), *b"abcdefg"]
     assert sorted(runtime(pipeline).visible) == sorted(seen[-64:])

@@ -5,18 +5,39 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from edge import turns
 from edge.bundle import open_bundle, sha256
 from edge.errors import BundleError, ClosedError, NotFoundError, NumericsError, OptionError
+from edge.generation import Stream
 from edge.kv import KvLayout
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.pipeline import Pipeline, load
 from runtimes.scripted import ScriptedRuntime, write_bundle
-from tests.edge.scripted import FOX, OpenScripted, runtime, without
+from tests.edge.scripted import OpenScripted, runtime, without
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """What a thread of its own makes of some work; one that hangs does not keep the tests from ending."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
 
 # --- cancelling ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +112,7 @@ def test_a_pipeline_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, mo
     assert len(closed) == 1
     with pytest.raises(OptionError, match="a context of 129 was asked for and the model was trained for 128"):
         Pipeline(bundle, RuntimeOptions(runtime="scripted", context=129))
-    with pytest.raises(OptionError, match="unknown runtime 'nope'; known are auto, onnx, scripted"):
+    with pytest.raises(OptionError, match="unknown runtime 'nope'; known are auto, native, onnx, scripted"):
         Pipeline(bundle, RuntimeOptions(runtime="nope"))
 
 
@@ -133,6 +154,86 @@ def test_another_thread_waits_for_its_turn(opened: OpenScripted) -> None:
     assert "".join(first) == "ne"
     thread.join(5)
     assert found == ["two"]
+
+
+def test_a_cancelled_answer_does_not_wait_for_its_turn(opened: OpenScripted) -> None:
+    pipeline = opened("one", "two")
+    first = pipeline.stream("a")
+    next(first)
+    cancel = threading.Event()
+    waiting = in_thread(lambda: pipeline.complete("b", cancel=cancel).finish_reason)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    cancel.set()
+    assert waiting.result(5) == "cancel"
+    assert in_thread(lambda: pipeline.complete("b", cancel=cancel).finish_reason).result(5) == "cancel"
+    assert "".join(first) == "ne"
+
+
+def test_an_answer_begun_in_one_thread_is_read_on_in_another(opened: OpenScripted) -> None:
+    """Who reads is who counts: the thread that began it waits, and the one that reads it on is refused."""
+    pipeline = opened("one", "two")
+    stream = pipeline.stream("a")
+    next(stream)
+
+    def read_on() -> str:
+        with pytest.raises(OptionError, match="still being read here"):
+            [pipeline.complete("b") for _ in stream]
+        return "".join(stream)
+
+    with pytest.raises(OptionError, match="still being read here"):
+        pipeline.complete("b")
+    assert in_thread(read_on).result(5) == "e"
+    assert pipeline.complete("b").text == "two"
+
+
+def test_the_thread_that_began_an_answer_waits_while_another_reads_it(opened: OpenScripted) -> None:
+    pipeline = opened("one", "two")
+    stream = pipeline.stream("a")
+    next(stream)
+    gate = Gate(pipeline)
+    reading = in_thread(lambda: "".join(stream))
+    assert gate.entered.wait(5)
+    threading.Timer(0.05, gate.opened.set).start()
+    assert pipeline.complete("b").text == "two"
+    assert reading.result(5) == "ne"
+
+
+def test_a_threads_reused_ident_is_no_reason_to_refuse(opened: OpenScripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = opened("one", "two")
+    monkeypatch.setattr(threading, "get_ident", lambda: 7)
+    stream = in_thread(lambda: _first_read(pipeline)).result(5)
+    waiting = in_thread(lambda: pipeline.complete("b").text)
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    stream.close()
+    assert waiting.result(5) == "two"
+
+
+def _first_read(pipeline: Pipeline) -> Stream:
+    stream = pipeline.stream("a")
+    next(stream)
+    return stream
+
+
+def _lose(pipeline: Pipeline) -> None:
+    lost: Any = _first_read(pipeline)
+    lost.me = lost
+
+
+def test_an_answer_dropped_in_a_reference_cycle_makes_room(
+    opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = opened("one", "two", "three", "four")
+    monkeypatch.setattr(turns, "_PATIENCE_S", 0.05)
+    gc.disable()
+    try:
+        _lose(pipeline)
+        assert pipeline.complete("b").text == "two"
+        _lose(pipeline)
+        assert in_thread(lambda: pipeline.complete("b").text).result(5) == "four"
+    finally:
+        gc.enable()
 
 
 def test_many_threads_each_get_a_whole_answer(opened: OpenScripted) -> None:
@@ -202,19 +303,64 @@ def test_leaving_the_context_in_the_middle_of_an_answer(opened: OpenScripted) ->
     assert (stream.result.text, stream.result.finish_reason) == ("T", "cancel")
 
 
-def test_closing_waits_for_the_answer_of_another_thread(opened: OpenScripted) -> None:
+def test_closing_does_not_wait_for_an_answer_that_nobody_reads(opened: OpenScripted) -> None:
     pipeline = opened()
     stream = pipeline.stream("hi")
     next(stream)
-    thread = threading.Thread(target=pipeline.close)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive()
-    assert "".join(stream) == FOX[1:]
-    thread.join(5)
-    assert not thread.is_alive()
+    waiting = in_thread(lambda: pipeline.complete("later").text)
+    closing = in_thread(pipeline.close)
+    assert closing.result(5) is None
+    with pytest.raises(ClosedError, match="this pipeline is closed"):
+        waiting.result(5)
     with pytest.raises(ClosedError):
-        pipeline.complete("hi")
+        pipeline.runtime.forward([])
+    assert list(stream) == []  # not an error: what there is stays
+    assert stream.result is not None
+    assert (stream.result.text, stream.result.finish_reason) == ("T", "cancel")
+
+
+class Gate:
+    """Holds a pipeline's next forward until it is opened."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+        self._forward = runtime(pipeline).forward
+        runtime(pipeline).forward = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, segments: list[Any], want: Any = "last") -> list[Any]:
+        self.entered.set()
+        assert self.opened.wait(5)
+        return self._forward(segments, want)
+
+
+def test_closing_waits_for_the_forward_that_runs_and_not_for_the_rest_of_the_prompt(opened: OpenScripted) -> None:
+    pipeline = opened(chunk=16)
+    gate = Gate(pipeline)
+    answer = in_thread(lambda: pipeline.complete("y" * 100))
+    assert gate.entered.wait(5)
+    closing = in_thread(pipeline.close)
+    with pytest.raises(TimeoutError):
+        closing.result(0.05)
+    assert not runtime(pipeline)._closed
+    gate.opened.set()
+    closing.result(5)
+    found = answer.result(5)
+    assert (found.finish_reason, found.kv_used, runtime(pipeline).forwards) == ("cancel", 15, 1)
+    assert runtime(pipeline)._closed
+
+
+def test_closing_from_within_a_forward_frees_after_it(opened: OpenScripted) -> None:
+    """As a signal handler would, in the thread that runs the forward."""
+    pipeline = opened()
+    forward = runtime(pipeline).forward
+
+    def closing(segments: list[Any], want: Any = "last") -> list[Any]:
+        pipeline.close()
+        return forward(segments, want)
+
+    runtime(pipeline).forward = closing  # type: ignore[method-assign, assignment]
+    assert in_thread(lambda: pipeline.complete("hi").text).result(5) == "T"
+    assert runtime(pipeline)._closed
 
 
 # --- load ---------------------------------------------------------------------------------------------------------

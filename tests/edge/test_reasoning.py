@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.bundle import Bundle, open_bundle, sha256
 from edge.commands.chat import Chat
 from edge.errors import OptionError, UnsupportedError
 from edge.options import GenerateOptions, RuntimeOptions
@@ -21,6 +19,7 @@ from edge.reasoning import Delta, Splitter, Tags, find_tags, is_opened
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import with_template
 
 THINK = Tags("<think>", "</think>", {})
 # As DeepSeek-R1's: older answers lose their reasoning, and the prompt ends inside the next one.
@@ -111,18 +110,10 @@ def reasoner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
         pipeline.close()
 
 
-def with_template(bundle: Bundle, template: str) -> Bundle:
-    path = bundle.path / "chat_template.jinja"
-    path.write_text(template, encoding="utf-8")
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
-    return open_bundle(bundle.path)
-
-
 @pytest.mark.parametrize(("template", "answer"), [
     (R1, "reason</think>\n\nanswer"),
     (QWEN, "<think>\nreason\n</think>\n\nanswer"),
+    ("<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|><think>\n", "reason</think>\n\nanswer"),
 ])  # fmt: skip
 def test_t7_reasoning_is_apart_in_stream_and_result(reasoner: Open, template: str, answer: str) -> None:
     pipeline = reasoner(template, answer)

@@ -243,7 +243,7 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float, options: dict[str, 
         sampler(2, **options).sample(floats(-math.inf, -math.inf))
 
 
-@pytest.mark.parametrize("bias", [{4: 1.0}, {-1: 1.0}, {0: math.inf}, {0: math.nan}])
+@pytest.mark.parametrize("bias", [{4: 1.0}, {-1: 1.0}])
 def test_a_bias_that_does_not_fit_is_refused(bias: dict[int, float]) -> None:
     with pytest.raises(OptionError, match="ids are 0 to 3"):
         sampler(4, logit_bias=bias)
@@ -277,15 +277,15 @@ def test_the_exact_sum_decides_where_the_rough_one_cannot(
     logits = np.random.default_rng(5).normal(0, 3, 2000).astype(np.float32)
     usual = sampler(2000, seed=3, **options)
     expected = [usual.sample(logits) for _ in range(200)]
-    exact: list[float] = []
-    mass = Sampler._mass
+    exact: list[int] = []
+    weights = Sampler._weights
 
-    def counted(self: Sampler, logits: Logits, top: float) -> float:
-        exact.append(mass(self, logits, top))
-        return exact[-1]
+    def counted(self: Sampler, some: Logits, top: float) -> Any:
+        exact.append(len(some))
+        return weights(self, some, top)
 
     monkeypatch.setattr("edge.sampling._ROUGH", 0.5)
-    monkeypatch.setattr(Sampler, "_mass", counted)
+    monkeypatch.setattr(Sampler, "_weights", counted)
     doubtful = sampler(2000, seed=3, **options)
     assert [doubtful.sample(logits) for _ in range(200)] == expected
-    assert len(exact) > 100
+    assert exact.count(2000) > 100

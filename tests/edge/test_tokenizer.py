@@ -188,3 +188,12 @@ def test_ids_that_the_file_lacks_are_named(byte_level: tokenizers.Tokenizer) -> 
         make(byte_level, eos=(2, 9999))
     with pytest.raises(BundleError, match="none is named"):
         make(byte_level, bos=None, add_bos=True)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace", "digits_apart"])
+def test_half_a_surrogate_pair_is_the_texts_fault_and_has_a_place(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = make(request.getfixturevalue(kind))
+    with pytest.raises(OptionError, match=r"the text is not valid Unicode: character 3 is half .* \(U\+D83D\)"):
+        tokenizer.encode("é \ud83d!")
+    with pytest.raises(OptionError, match=r"character 1 is half of a surrogate pair \(U\+DCFF\)"):
+        tokenizer.encode_parts([1, "fine", 3, "\udcff"])

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edge.bundle import Bundle
 from exporters.checkpoint import Checkpoint
 from exporters.checkpoint.open import open_checkpoint
+from exporters.export import export
 from tests.exporters.tiny import tiny_llama, tiny_qwen2
 
 
@@ -23,6 +25,21 @@ def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qwen2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen2 folder. Shared: read it, copy it, never change it."""
     return tiny_qwen2(tmp_path_factory.mktemp("tiny") / "qwen2")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def llama_bundle(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The tiny Llama as a bundle. Shared: never change it."""
+    folder = tmp_path_factory.mktemp("export")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSEDGE_CACHE", str(folder / "cache"))
+        return export(llama_folder, folder / "tiny.dsedge")
 
 
 @pytest.fixture

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from edge.errors import OptionError, StorageError
+from edge.locking import holding
 from exporters import bundle_folder
 from exporters.bundle_folder import BundleFolder
 
@@ -177,6 +185,104 @@ def test_another_process_that_writes_is_left_alone(tmp_path: Path) -> None:
         child.wait()
         child.stdin.close()
         child.stdout.close()
+
+
+def in_the_meantime(target: Path) -> subprocess.Popen[str]:
+    """Another export to the same place, begun at once and given up; it has had a second to do harm."""
+    program = (
+        "import sys; from pathlib import Path; from exporters.bundle_folder import BundleFolder\n"
+        "print('begun', flush=True)\n"
+        "with BundleFolder(Path(sys.argv[1])): print('in', flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE, text=True,
+        cwd=Path(bundle_folder.__file__).parents[1],
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "begun\n"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(1)
+    return child
+
+
+@pytest.mark.parametrize("moment", ["mkdtemp", "rename", "rmtree"])
+def test_u7_an_export_that_begins_while_another_takes_or_leaves_its_folder_breaks_neither(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each moment a folder of the first is there without a lock in it: new, about to be renamed, the old bundle."""
+    target = tmp_path / "x.dsedge"
+    if moment == "rmtree":
+        publish(target, "old")
+    module: ModuleType = {"mkdtemp": tempfile, "rename": os, "rmtree": shutil}[moment]
+    real = getattr(module, moment)
+    others: list[subprocess.Popen[str]] = []
+
+    def meet(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(module, moment, real)
+        if moment != "mkdtemp":
+            others.append(in_the_meantime(target))
+        result = real(*arguments, **options)
+        if moment == "mkdtemp":
+            others.append(in_the_meantime(target))
+        return result
+
+    monkeypatch.setattr(module, moment, meet)
+    try:
+        publish(target, "new")
+        assert others[0].communicate(timeout=10) == ("in\n", None)
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+    assert others[0].returncode == 0
+    assert listing(tmp_path) == WHOLE
+    assert (target / "manifest.json").read_text() == "new"
+
+
+def test_u7_the_lock_beside_the_target_is_one_that_the_last_holder_has_not_removed(tmp_path: Path) -> None:
+    """Three threads take turns: none is in while another is, although each removes the file on leaving."""
+    path = tmp_path / ".x.dsedge.lock"
+    inside: list[int] = []
+    most: list[int] = []
+
+    def turn() -> None:
+        for _ in range(100):
+            with holding(path):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.0001)
+                inside.pop()
+
+    threads = [threading.Thread(target=turn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(most), max(most)) == (300, 1)
+    assert not path.exists()
+
+
+def test_u7_a_leftover_that_its_own_export_removes_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leftover = tmp_path / ".x.dsedge.partial-abc"
+    leftover.mkdir()
+    real = shutil.rmtree
+
+    def twice(path: Path, **options: Any) -> None:
+        if path == leftover:
+            real(path)
+        real(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", twice)
+    publish(tmp_path / "x.dsedge", "new")
+    assert listing(tmp_path) == WHOLE
+
+
+def test_u7_a_lock_that_a_killed_export_left_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / ".x.dsedge.lock").write_bytes(b"")
+    publish(tmp_path / "x.dsedge", "new")
+    assert listing(tmp_path) == WHOLE
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import resource
@@ -22,33 +21,12 @@ from edge.bundle import Bundle, verify_bundle
 from edge.errors import CheckpointError, NotFoundError, NumericsError, OptionError, StorageError
 from exporters.emit.onnx_model import Model
 from exporters.export import export
+from tests.exporters.exported import contents
 
 ROOT = Path(edge.__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def bundle(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """The tiny Llama as a bundle. Shared: never change it."""
-    return export(llama_folder, tmp_path_factory.mktemp("export") / "tiny.dsedge")
-
-
-@pytest.fixture
-def source(llama_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the tiny Llama that may be changed."""
-    return Path(shutil.copytree(llama_folder, tmp_path / "source"))
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def change(folder: Path, how: Callable[[dict[str, Any]], object]) -> None:
@@ -67,7 +45,9 @@ def refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused_by_name(value: float, source: Path, tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_refused_by_name(value: float, llama_folder: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
+
     def spoil(tensors: dict[str, Any]) -> None:
         tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
 
@@ -124,9 +104,11 @@ def test_u7_a_missing_output_folder_is_named(llama_folder: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("limit", [40_000, 5_000])
-def test_u7_no_space_leaves_the_old_bundle(limit: int, bundle: Bundle, llama_folder: Path, tmp_path: Path) -> None:
+def test_u7_no_space_leaves_the_old_bundle(
+    limit: int, llama_bundle: Bundle, llama_folder: Path, tmp_path: Path
+) -> None:
     """In a process that may not write larger files: the weights are refused before they are computed."""
-    out = Path(shutil.copytree(bundle.path, tmp_path / "tiny.dsedge"))
+    out = Path(shutil.copytree(llama_bundle.path, tmp_path / "tiny.dsedge"))
     before = contents(out)
     done = subprocess.run(
         [sys.executable, "-m", "edge.cli", "export", str(llama_folder), "-o", str(out)],
@@ -137,7 +119,7 @@ def test_u7_no_space_leaves_the_old_bundle(limit: int, bundle: Bundle, llama_fol
     assert str(tmp_path) in done.stderr
     assert "Traceback" not in done.stderr
     needed = int(done.stderr.split("weights.safetensors: the file system has no room for it; at least ")[1].split()[0])
-    assert needed == bundle.manifest.files["weights.safetensors"].size
+    assert needed == llama_bundle.manifest.files["weights.safetensors"].size
     assert contents(verify_bundle(out).path) == before
     assert list(tmp_path.glob(".*.partial*")) == []
 
@@ -167,10 +149,10 @@ def test_u7_a_disk_that_fills_at_a_later_file(
 
 
 def test_u7_killed_at_any_event_the_old_or_the_new_bundle_is_whole(
-    bundle: Bundle, llama_folder: Path, tmp_path: Path
+    llama_bundle: Bundle, llama_folder: Path, tmp_path: Path
 ) -> None:
     """See killed_exports.py. What is left beside it opens only if it is whole, and the next export removes it."""
-    target = Path(shutil.copytree(bundle.path, tmp_path / "x.dsedge"))
+    target = Path(shutil.copytree(llama_bundle.path, tmp_path / "x.dsedge"))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "killed_exports.py"), str(llama_folder), str(target), "8"],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,

@@ -90,7 +90,10 @@ def test_codes_are_carried_only_where_the_rule_says_so_and_the_source_has_any() 
     assert choose(carry, "embed", Q8_0) == Choice("int8-g32-sym", carried=True)
     assert choose(carry, "head") == Choice("int4-g64-sym")
     assert choose(keep_not, "head", Q4_1) == Choice("int4-g64-sym")
-    assert choose(carry, "layers.0.attn.o", Q4_1, head_dim=48) == Choice("int4-g32-affine", carried=True)
+    assert choose(carry, "layers.0.attn.o", Q4_1, head_dim=96) == Choice("int4-g32-affine", carried=True)
+    straddling = Choice("int4-g32-affine", carried=True, note="groups of 32 straddle heads of 48")
+    assert choose(carry, "layers.0.attn.o", Q4_1, head_dim=48) == straddling
+    assert choose(carry, "layers.0.attn.q", Q4_1, head_dim=48) == Choice("int4-g32-affine", carried=True)
 
 
 @pytest.mark.parametrize(

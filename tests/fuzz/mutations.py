@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 # Counts and sizes at the edges of what fits, as they stand in a binary header.
@@ -79,4 +81,17 @@ def _places(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]
     found = [prefix]
     for key, value in items:
         found += _places(value, (*prefix, key))
+    return found
+
+
+def variants(seeds: Sequence[bytes], run: Callable[[bytes], object]) -> Callable[[bytes], object]:
+    """A function that gives `run` the variant of a seed which its bytes choose."""
+
+    @given(seed=st.sampled_from(seeds), edits=EDITS, changes=st.none() | JSON_EDITS)
+    @settings(deadline=None, database=None)
+    def once(seed: bytes, edits: list[tuple[str, float, int]], changes: list[tuple[bool, int, Any]] | None) -> None:
+        binary = seed[:4] == b"GGUF"
+        run(edit_bytes(seed, edits) if binary or changes is None else edit_document(seed, changes))
+
+    found: Callable[[bytes], object] = once.hypothesis.fuzz_one_input  # type: ignore[attr-defined]
     return found

@@ -17,6 +17,7 @@ from edge.kv import plan_layout
 from edge.tokenizer import Tokenizer
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
+from exporters.checkpoint.folder_tokenizer import read_tokenizer
 from exporters.checkpoint.open import open_checkpoint
 from runtimes.scripted import write_bundle
 from tests.fuzz import seeds
@@ -75,9 +76,12 @@ def _use(checkpoint: Checkpoint) -> None:
 
 
 def _tokenizer(data: bytes, folder: Path) -> None:
+    """A tokenizer.json in a bundle, and in a checkpoint's folder."""
     text = data.decode("utf-8", errors="replace")
     tokenizer = Tokenizer(text, bos=None, eos=(), add_bos=False, special={"unk_token": "<unk>"})
     tokenizer.decode([*tokenizer.encode(TEXT), 0, 1, tokenizer.vocab_size, 2**31])
+    (folder / "tokenizer.json").write_bytes(data)
+    read_tokenizer(folder, {"bos_token_id": 0, "eos_token_id": [0, 1]})
 
 
 def _manifest(data: bytes, folder: Path) -> None:

@@ -18,7 +18,7 @@ from tests.fuzz.mutations import EDITS, JSON_EDITS, edit_bytes, edit_document
 from tests.fuzz.targets import TARGETS, Target, attempt
 
 MEMORY = 512 << 20
-BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+BOUNDED = settings(max_examples=500, deadline=None, derandomize=True, database=None)
 
 
 class Bench:

@@ -16,7 +16,7 @@ from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, Un
 from edge.kv import KvLayout, Policy, plan_layout
 from edge.options import RuntimeOptions
 from edge.rope import inverse_frequencies
-from edge.runtime import Runtime, Segment, open_runtime
+from edge.runtime import Runtime, Segment, open_runtime, support
 from edge.session import Session
 from exporters.reference import Reference, Visibility
 from runtimes.scripted import write_bundle
@@ -99,9 +99,16 @@ class Opened:
 Open = Callable[..., Opened]
 
 
+def skip_unless_usable(name: str) -> None:
+    """A backend that was not built or installed here is tested where it was."""
+    if not support(name).devices:
+        pytest.skip(f"{name}: {support(name).reason}")
+
+
 @pytest.fixture(params=RUNTIMES)
 def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
     """Opens bundles on the runtime under test with float activations, and closes them."""
+    skip_unless_usable(request.param)
     runtimes: list[Runtime] = []
 
     def make(bundle: Bundle, context: int = 64, policy: Policy = "error", **options: Any) -> Opened:
@@ -172,6 +179,14 @@ def test_k2_window_boundary(count: int, bundles: dict[str, Bundle], opened: Open
     ids = random_ids(count)
     run = opened(bundles["mistral"], context=64, chunk=4)
     assert close(run.run(ids, 4), run.reference().run(ids))
+
+
+def test_layers_with_a_window_take_no_memory_for_the_context(bundles: dict[str, Bundle], opened: Open) -> None:
+    """Of Gemma 3's three layers one sees everything: only its keys and values grow with the context."""
+    sizes = [opened(bundles["gemma3"], context=context, chunk=16).runtime.kv_bytes for context in (64, 4096)]
+    spec = bundles["gemma3"].spec
+    bytes_a_number = (sizes[1] - sizes[0]) / ((4096 - 64) * 2 * spec.kv_heads * spec.head_dim)
+    assert 0.5 < bytes_a_number <= 4.1
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3"])
@@ -258,17 +273,30 @@ def test_fork_copies_and_does_not_alias(bundles: dict[str, Bundle], opened: Open
     ids = random_ids(20)
     run = opened(bundles["llama"], chunk=8, sequences=2)
     run.run(ids, 8)
-    filled = [int(ring.plan(20, 1).held.size) for ring in run.session.cache.rings]
-    run.runtime.copy_slots(0, 1, filled)
-    other = Session(run.runtime, "error", sequence=1)
-    other.cache, other.tokens = run.session.cache.fork(), list(ids)
+    other = run.session.fork(1)
+    assert other.tokens == ids
     left, right = random_ids(5, seed=1), random_ids(5, seed=2)
     found_left = run.run(left, 5)
     found_right = other.step(right, "all")
+    assert (run.session.tokens, other.tokens) == (ids + left, ids + right)
     reference = run.reference()
     assert close(found_left, reference.run(ids + left)[20:])
     reference.reset()
     assert close(found_right, reference.run(ids + right)[20:])
+    for target in (-1, 0, 2):
+        with pytest.raises(OptionError, match=f"cannot fork sequence 0 to {target}; the runtime holds 2"):
+            run.session.fork(target)
+
+
+def test_fork_of_a_ring_with_sinks_that_went_round(bundles: dict[str, Bundle], opened: Open) -> None:
+    """The copy's sinks stand where the original's do, and turn on from there on their own."""
+    ids = random_ids(40)
+    run = opened(bundles["llama"], context=12, policy="sliding", chunk=4, sinks=2, sequences=2)
+    run.run(ids[:30], 4)
+    other = run.session.fork(1)
+    whole = slow_sinks(run.bundle, ids, 12, 2)
+    assert close(run.run(ids[30:33], 1), whole[30:33])
+    assert close(np.concatenate([other.step([token], "all") for token in ids[30:]]), whole[30:])
 
 
 def test_segments_of_one_forward_do_not_see_each_other(bundles: dict[str, Bundle], opened: Open) -> None:
@@ -338,6 +366,7 @@ def test_nan_logits_raise(tmp_path: Path, opened: Open) -> None:
 def test_a_missing_device_is_an_error_that_names_what_is_there(
     name: str, bundles: dict[str, Bundle], tmp_path: Path
 ) -> None:
+    skip_unless_usable(name)
     bundle = write_bundle(tmp_path / "fake.dsedge", ["x"]) if name == "scripted" else bundles["llama"]
     layout: KvLayout = plan_layout(bundle.spec, 8)
     with pytest.raises(DeviceError, match=r"npu.*here are: .*cpu"):

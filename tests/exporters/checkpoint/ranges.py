@@ -26,7 +26,9 @@ def check_ranges(tensor: SourceTensor, expected: np.ndarray[Any, Any], *, carrie
             assert {key: part.shape for key, part in parts.items()} == {
                 key: shape for key, (_, shape) in wanted.items()
             }
-            np.testing.assert_array_equal(dequantize(tensor.scheme, parts, expected.shape[1]), expected[start:stop])
+            padded = dequantize(tensor.scheme, parts, expected.shape[1] + tensor.scheme.group)
+            np.testing.assert_array_equal(padded[:, : expected.shape[1]], expected[start:stop])
+            assert not padded[:, expected.shape[1] :].any(), "a group's padding stands for zero"
         else:
             with pytest.raises(InternalError):
                 tensor.codes(start, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import GPT2Tokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from edge.errors import CheckpointError, UnsupportedError
 from exporters.checkpoint import Checkpoint
@@ -109,12 +111,25 @@ def test_t5_llama3_equals_transformers_expression() -> None:
         assert pieces(tokenizer, text) == [piece for piece, _ in split.pre_tokenize_str(text)]
 
 
+@pytest.mark.parametrize("pre", sorted(SPLITTINGS.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys()))
+def test_t5_pieces_equal_transformers_expression(pre: str) -> None:
+    tokenizer = rebuilt(metadata(byte_bpe(), pre, add_bos_token=False))
+    normalizer = tokenizer.normalizer
+    split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[pre]), "isolated")
+    for text in [*TEXTS, "HelloWorld's UPPERs iPhone's//\n12345", "ÉcoleÉ ǅ ﬀ İstanbul’s 日本Go/a/\r\n"]:
+        plain = normalizer.normalize_str(text) if normalizer else text
+        assert pieces(tokenizer, plain) == [piece for piece, _ in split.pre_tokenize_str(plain)]
+
+
 @pytest.mark.parametrize(
     ("pre", "expected"),
     [
         ("llama-bpe", ["It", "'s", " ", "123", "456", "7", " items", "\n\n", " ", " x"]),
         ("qwen2", ["It", "'s", " ", *"1234567", " items", "\n\n", " ", " x"]),
         ("smollm", ["It", "'s", " ", *"1234567", " items", "\n\n ", " x"]),
+        ("refact", ["It", "'s", " ", *"1234567", " items", "\n\n ", " x"]),
+        ("tekken", ["It", "'s", " ", *"1234567", " items", "\n\n", " ", " x"]),
+        ("gpt-4o", ["It's", " ", "123", "456", "7", " items", "\n\n", " ", " x"]),
         ("gpt-2", ["It", "'s", " 1234567", " items", "\n\n ", " x"]),
         ("deepseek-coder", ["It", "'", "s", " ", *"1234567", " items", "\n", "\n", "  x"]),
     ],
@@ -141,7 +156,7 @@ def test_t5_missing_splitting_is_refused_without_proof(pre: str | None, found: s
 
 
 def test_t5_unknown_splitting_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.pre is 'gpt-99'; known are deepseek-coder, gpt-2"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.pre is 'gpt-99'; known are dbrx, deepseek-coder, "):
         rebuilt(metadata(byte_bpe(), "gpt-99"))
 
 
@@ -234,12 +249,12 @@ def sentencepiece() -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
-def slow_sentencepiece(values: dict[str, Any], text: str) -> list[int]:
+def slow_sentencepiece(values: dict[str, Any], text: str, prefix: str = "▁") -> list[int]:
     """SentencePiece's rule, step by step: join the neighbours whose joint piece scores highest, leftmost first."""
     tokens = values["tokenizer.ggml.tokens"]
     scores = values["tokenizer.ggml.scores"]
     ids = {token: index for index, token in enumerate(tokens) if index >= 259}
-    symbols = list("▁" + text.replace(" ", "▁")) if text else []
+    symbols = list(prefix + text.replace(" ", "▁")) if text else []
     while True:
         pairs = [(scores[ids[a + b]], -at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in ids]
         if not pairs:
@@ -272,3 +287,25 @@ def test_sentencepiece_without_a_space_in_front() -> None:
     assert tokenizer.decode(tokenizer.encode(" the", add_special_tokens=False).ids) == " the"
     with pytest.raises(UnsupportedError, match="removes extra spaces"):
         rebuilt({**values, "tokenizer.ggml.remove_extra_whitespaces": True})
+
+
+def test_sentencepiece_as_gemma_has_it() -> None:
+    """Runs of spaces and newlines and HTML tags are user-defined pieces, written as text is, and cut out first."""
+    own = ["  ", "   ", "\n", "\n\n", "<b>", "</b>"]
+    values = {**sentencepiece(), "tokenizer.ggml.add_space_prefix": False}
+    first = len(values["tokenizer.ggml.tokens"])
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], *own]
+    values["tokenizer.ggml.token_type"] = np.append(values["tokenizer.ggml.token_type"], [4] * len(own))
+    values["tokenizer.ggml.scores"] = np.append(values["tokenizer.ggml.scores"], [-1000.0] * len(own))
+    tokenizer = rebuilt(values)
+    cut = re.compile("(" + "|".join(re.escape(piece) for piece in sorted(own, key=len, reverse=True)) + ")")
+    rng = np.random.default_rng(7)
+    texts = ["".join(rng.choice([*"thecr é日", "\n", "  ", "<b>"]) for _ in range(30)) for _ in range(60)]
+    for text in ["the cat", " the", "the   cat  \n\n\nthere", "<b>the</b>", "a     b", *texts]:
+        expected: list[int] = []
+        for piece in cut.split(text):
+            plain = slow_sentencepiece(values, piece, prefix="")
+            expected += [first + own.index(piece)] if piece in own else plain
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids == expected, text
+        assert tokenizer.decode(ids) == text

@@ -1,0 +1,76 @@
+"""Look for inputs that break a reader: `python -m tests.fuzz TARGET --seconds 60` (needs atheris).
+
+An input that gets anything but an EdgeError out of a reader, takes more than 20 seconds, or needs too much memory is
+written to the current folder as crash-…, timeout-… or oom-… and ends the run with a status that is not 0.
+What has been learned of a target is kept in .fuzz/TARGET for the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.limits import bounded_memory
+
+MEMORY = 1 << 30
+NAMES = ("gguf", "safetensors", "tokenizer", "manifest")
+_BYTES = b"\1"  # the input is what follows; after any other first byte, choices among hostile variants of the seeds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("target", choices=[*NAMES, "all"])
+    parser.add_argument("--seconds", type=int, default=60)
+    arguments = parser.parse_args()
+    if importlib.util.find_spec("atheris") is None:
+        print(
+            "atheris is not installed, and not every Python and system has a wheel of it: pip install --group fuzz "
+            "with CPython 3.11 to 3.13 on Linux or macOS",
+            file=sys.stderr,
+        )
+        return 2
+    if arguments.target != "all":
+        fuzz(arguments.target, arguments.seconds)
+        return 0
+    # libFuzzer ends its process, so each target has one of its own.
+    commands = [[sys.executable, "-m", "tests.fuzz", name, "--seconds", str(arguments.seconds)] for name in NAMES]
+    return max(subprocess.run(command, check=False).returncode != 0 for command in commands)
+
+
+def fuzz(name: str, seconds: int) -> None:
+    """Does not return: libFuzzer ends the process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["edge", "exporters"]):
+        from tests.fuzz.targets import TARGETS, attempt
+    from tests.fuzz.mutations import variants
+
+    target = TARGETS[name]
+    work = Path(tempfile.mkdtemp(prefix="dsedge-fuzz-"))
+    os.environ["DSEDGE_CACHE"] = str(work / "cache")
+    (work / "seeds").mkdir()
+    seeds = target.seeds(work / "seeds")
+    corpus = Path(".fuzz") / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(_BYTES + seed)
+    (corpus / "choices").write_bytes(bytes(range(256)) * 4)
+    chosen = variants(seeds, lambda data: attempt(target, data, work))
+
+    def once(data: bytes) -> Any:
+        with bounded_memory(MEMORY):
+            return attempt(target, data[1:], work) if data[:1] == _BYTES else chosen(data[1:])
+
+    options = [f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=4096", "-max_len=30000"]
+    atheris.Setup([sys.argv[0], *options, str(corpus)], once)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
