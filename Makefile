@@ -10,8 +10,8 @@ TARGET ?= all
 SECONDS ?= 60
 PROMPT ?= What is the capital of France?
 BIN := .venv/bin
-# setuptools warns about every editable install from a folder whose packages lie at its top.
-PIP := PYTHONWARNINGS="ignore:Editable installation" $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+NATIVE := CMakeLists.txt $(wildcard runtimes/native/src/*)
 SOURCES := edge exporters runtimes benchmarks tests docs
 
 export PROMPT
@@ -57,12 +57,12 @@ clean:
 	@$(PIP) install --upgrade "pip>=25.1"
 	@touch $@
 
-.venv/.installed: pyproject.toml | .venv/.made
+.venv/.installed: pyproject.toml $(NATIVE) | .venv/.made
 	@echo "installing dsedge into .venv" >&2
 	@$(PIP) install --editable .
 	@touch $@
 
-.venv/.tested: pyproject.toml constraints.txt | .venv/.installed
+.venv/.tested: pyproject.toml constraints.txt $(NATIVE) | .venv/.installed
 	@echo "installing what the tests need into .venv" >&2
 	@$(PIP) install --constraint constraints.txt --editable . --group dev
 	@touch $@

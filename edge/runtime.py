@@ -88,6 +88,7 @@ class Support:
 # Fastest first. Each module offers `support() -> Support` and `open_model(bundle, layout, options) -> Runtime`;
 # `auto` never picks one in `_EXPLICIT`.
 RUNTIMES: dict[str, str] = {
+    "native": "runtimes.native",
     "onnx": "runtimes.onnx_runtime",
     "scripted": "runtimes.scripted",
 }

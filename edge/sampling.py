@@ -43,6 +43,7 @@ _MASK = 0xFFFFFFFF
 # logits finds.
 _EDGES = (0.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0, 24.0, math.inf)
 _NEAR = 9.0
+_FEW = 4096  # near candidates that are sorted at once: more calls would cost more than the sorting saves
 # An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
 # few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
 _ROUGH = 1e-4
@@ -200,7 +201,8 @@ class Sampler:
         """Ids int64 of all finite logits in the order of step 5, in bands of falling logits."""
         near = np.flatnonzero(logits >= np.float32(top - _NEAR * self._options.temperature))
         values = logits[near]
-        for upper, lower in pairwise(_EDGES):
+        edges = _EDGES if len(near) > _FEW else [edge for edge in _EDGES if edge == 0 or edge >= _NEAR]
+        for upper, lower in pairwise(edges):
             # Edges are rounded to float32 the same way, so that neighbouring bands neither overlap nor leave a gap.
             high, low = (np.float32(top - edge * self._options.temperature) for edge in (upper, lower))
             some = values if lower <= _NEAR else logits

@@ -24,7 +24,7 @@ from tests.exporters import tiny
 from tests.exporters.tiny import tiny_llama, tiny_mistral, tiny_qwen2
 
 # Runtimes that compute logits. A new backend joins by a line here.
-RUNTIMES = ("onnx",)
+RUNTIMES = ("native", "onnx")
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 LONGROPE = {

@@ -1,0 +1,41 @@
+"""The native CPU engine: runs a Graph from the bundle's payload in C++ (see src/), keys and values kept in its ring.
+
+`DSEDGE_NATIVE_KERNELS` names the kernel set to use instead of the fastest: avx512, avxvnni, avx2, neon or portable.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from edge.bundle import Bundle
+from edge.errors import OptionError
+from edge.kv import KvLayout
+from edge.options import RuntimeOptions
+from edge.runtime import Support, pick_device
+from runtimes.native.engine import NativeRuntime
+
+VARIABLE = "DSEDGE_NATIVE_KERNELS"
+
+
+def support() -> Support:
+    """Usable where the extension was built; the reason then names the kernel set."""
+    if importlib.util.find_spec("runtimes.native._native") is None:
+        return Support((), "dsedge was installed without a C++ compiler, so its native engine was not built")
+    return Support(("cpu",), f"kernels: {kernels()}")
+
+
+def kernels() -> str:
+    """The kernel set that will be used. Raises OptionError where the environment names one that is not usable here."""
+    from runtimes.native import _native
+
+    wanted = os.environ.get(VARIABLE, "")
+    found = _native.find_kernels(wanted)
+    if not found:
+        raise OptionError(f"{VARIABLE} is {wanted!r}, which is unknown or not usable here; leave it unset")
+    return found
+
+
+def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> NativeRuntime:
+    pick_device("native", options, support().devices)
+    return NativeRuntime(bundle, layout, options, kernels())

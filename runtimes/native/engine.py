@@ -1,0 +1,184 @@
+"""The Runtime over the C++ engine: loads weights into it, hands it tokens and rings, guards its life."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge import rope
+from edge.bundle import Bundle
+from edge.errors import BundleError, ClosedError, OptionError
+from edge.kv import KvLayout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment, Want, check_finite, check_want, physical_cores
+from edge.weights import Weights
+from runtimes.native.builder import build
+from runtimes.native.program import KINDS, MATRIX_KINDS, Matrix, Program
+
+if TYPE_CHECKING:
+    from runtimes.native._native import Engine
+
+Float = npt.NDArray[np.float32]
+_ROWS_AT_ONCE = 1 << 24  # bytes of a weight that are in memory twice while it is loaded
+
+
+class NativeRuntime:
+    """A Runtime over one engine. A call waits for one that runs in another thread, closing too."""
+
+    name = "native"
+    device = "cpu"
+
+    def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> None:
+        self.spec = bundle.spec
+        self.layout = layout
+        self.kernels = kernels
+        self._lock = threading.Lock()
+        weights = bundle.weights
+        dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in weights.shapes}
+        self._program = build(bundle.graph, weights.schemes, dtypes, exact=options.exact)
+        self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels)
+        _load(self._engine, self._program, weights)
+
+    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
+        check_want(want, ("last", "all", "hidden"), self.name)
+        for segment in segments:
+            if len(segment.tokens) > self.layout.chunk:
+                raise OptionError(
+                    f"{len(segment.tokens)} tokens in one forward; this runtime was opened for {self.layout.chunk}"
+                )
+        with self._open() as engine:
+            return self._forward(engine, segments, want)
+
+    def _forward(self, engine: Engine, segments: Sequence[Segment], want: Want) -> list[Float]:
+        tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int32, copy=False)
+        positions = [segment.plans[0].positions for segment in segments]
+        context = self.layout.context
+        angles = [rope.angles(kind, np.concatenate(positions), context=context) for kind in self.spec.ropes]
+        counts = [len(segment.tokens) for segment in segments]
+        ends = np.cumsum(counts)
+        wanted = np.arange(len(tokens)) if want == "all" else ends - 1
+        logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
+        table = np.array([(s.sequence, n, p[0]) for s, n, p in zip(segments, counts, positions, strict=True)], np.int64)
+        held = [[plan.held for plan in segment.plans] for segment in segments]
+        engine.forward(tokens, table, held, angles, wanted.astype(np.int64), logits)
+        check_finite(logits, self.name)
+        if want == "last":
+            return list(logits)
+        if want == "hidden":
+            logits = np.empty((len(tokens), self.spec.hidden_size), np.float32)
+            engine.read(self._program.hidden, logits)
+        return np.split(logits, ends[:-1])
+
+    def store(self, segment: Segment, count: int) -> None:
+        with self._open() as engine:
+            for ring, plan in enumerate(segment.plans):
+                indices = plan.indices[:count]
+                # Rows that were written where they belong already need no call, which most steps of decoding save.
+                if len(indices) and (
+                    indices[0] != len(plan.held) or plan.layout.sinks or indices[-1] != indices[0] + count - 1
+                ):
+                    engine.store(segment.sequence, ring, indices.tolist(), len(plan.held))
+
+    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
+        with self._open() as engine:
+            engine.copy_slots(source, target, list(filled))
+
+    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
+        with self._open() as engine:
+            for index, layer in enumerate(self.spec.layers):
+                if self.spec.windows.index(layer.window) != ring or layer.rope is None:
+                    continue
+                cos, sin = rope.turns(
+                    self.spec.ropes[layer.rope], np.array([shift], np.int64), context=self.layout.context
+                )
+                engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
+
+    @property
+    def kv_bytes(self) -> int:
+        with self._open() as engine:
+            return engine.kv_bytes
+
+    def close(self) -> None:
+        with self._lock:
+            self._engine = None
+
+    @contextmanager
+    def _open(self) -> Iterator[Engine]:
+        """The engine, for one call at a time. Raises ClosedError once it is closed."""
+        with self._lock:
+            if self._engine is None:
+                raise ClosedError("the native runtime is closed; load the model again")
+            yield self._engine
+
+
+def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> Engine:
+    """The C++ engine with its program and no weights yet. Raises BundleError for what it refuses."""
+    from runtimes.native import _native
+
+    spec = bundle.spec
+    tables = [np.array(rows, kind).reshape(-1, width) for rows, kind, width in _tables(program)]
+    try:
+        native = _native.Program(*tables)
+        for matrix in program.matrices:
+            native.add_matrix(_shape(matrix))
+        for vector in program.vectors:
+            native.add_vector(bundle.weights.read(vector.name) + np.float32(vector.offset))
+        for kind in spec.ropes:
+            native.add_rope(kind.dim // 2)
+        for ring in layout.rings:
+            native.add_ring(ring.slots, ring.window, ring.sinks)
+        rings = [spec.windows.index(layer.window) for layer in spec.layers]
+        native.set_kv(layout.sequences, layout.chunk, spec.kv_heads, spec.head_dim, options.exact, rings)
+        return _native.Engine(native, kernels, options.threads or physical_cores())
+    except ValueError as error:
+        raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error
+    except MemoryError as error:
+        raise OptionError("not enough memory for the model and a context this large; choose a smaller one") from error
+
+
+def _tables(program: Program) -> list[tuple[list[Any], Any, int]]:
+    """The program as rows of numbers, in the order that src/module.cpp reads them."""
+    steps = program.instructions
+    return [
+        ([(KINDS.index(i.kind), i.a, i.b, i.c, i.out, i.quantized, i.quantized_out, i.matrix, i.vector, i.heads,
+           i.kv_heads, i.dim, i.rotary, i.rope, i.layer, i.gated, i.activation) for i in steps], np.int32, 17),
+        ([(i.scale, i.eps, i.softcap, i.crest) for i in steps], np.float32, 4),
+        ([(n, part.buffer, part.rows, part.bias) for n, i in enumerate(steps) for part in i.parts], np.int32, 4),
+        (program.buffers, np.int64, 2),
+        (program.quantized, np.int64, 2),
+    ]  # fmt: skip
+
+
+def _shape(matrix: Matrix) -> tuple[int, int, int, int, list[int], bool]:
+    rows = [weight.shape[0] for weight in matrix.weights]
+    columns, scheme = matrix.weights[0].shape[1], matrix.scheme
+    if scheme is None:
+        bits = 16 if matrix.dtype == "float16" else 32
+        return bits, 0, MATRIX_KINDS.index("raw"), columns, rows, matrix.interleaved
+    return scheme.bits, scheme.group, MATRIX_KINDS.index(scheme.kind), columns, rows, matrix.interleaved
+
+
+def _load(engine: Engine, program: Program, weights: Weights) -> None:
+    """Pack every matrix, some rows at a time, so that no weight is in memory twice."""
+    for index, matrix in enumerate(program.matrices):
+        for part, weight in enumerate(matrix.weights):
+            rows = weight.shape[0]
+            step = max(1, _ROWS_AT_ONCE // max(1, weights.size(weight.name) // rows))
+            for start in range(0, rows, step):
+                engine.pack(index, part, start, *_rows(matrix, weights, weight.name, start, min(start + step, rows)))
+
+
+def _rows(matrix: Matrix, weights: Weights, name: str, start: int, stop: int) -> list[npt.NDArray[np.uint8]]:
+    """Codes, scales and zero points or offsets of some rows, as bytes."""
+    if matrix.scheme is None:
+        found = [weights.tensor(name, start, stop)]
+    else:
+        parts = weights.parts(name, start, stop)
+        found = [parts[part] for part in ("codes", "scales", "zeros", "offsets") if part in parts]
+    arrays = [array.view(np.uint8).reshape(stop - start, -1) for array in found]
+    return arrays + [np.empty((stop - start, 0), np.uint8)] * (3 - len(arrays))

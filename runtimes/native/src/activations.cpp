@@ -1,0 +1,82 @@
+#include "activations.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace dsedge {
+
+namespace {
+constexpr int64_t kAhead = 128; // columns: quantized rows end at a multiple of the largest group
+}
+
+// Hands out aligned pieces of a block of memory; with no memory yet it only counts.
+class Activations::Carver {
+public:
+  explicit Carver(uint8_t *base) : base_(base) {}
+  template <typename T> T *take(int64_t count) {
+    uint8_t *at = base_ ? base_ + used_ : nullptr;
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 127) / 128 * 128;
+    if (used_ < 0 || used_ > int64_t{1} << 46)
+      throw std::invalid_argument("program: activations larger than any memory");
+    return reinterpret_cast<T *>(at);
+  }
+  int64_t used() const { return used_; }
+
+private:
+  uint8_t *base_;
+  int64_t used_ = 0;
+};
+
+Activations::Activations(const Program &program, int32_t threads) : program_(program), threads_(threads) {
+  floats_.resize(program.buffers.size());
+  quantized_.resize(program.quantized.size());
+  scratch_.resize(static_cast<size_t>(threads));
+  for (const Instruction &instruction : program.instructions)
+    if (instruction.op == Op::kAttention)
+      pairs_ = std::max<int64_t>(pairs_, instruction.heads / instruction.kv_heads);
+  for (const MatrixShape &shape : program.matrices)
+    panel_bytes_ = std::max(panel_bytes_, (shape.columns + kAhead) * kPanel * 4);
+  padded_ = (program.kv.dim + 15) / 16 * 16;
+}
+
+void Activations::reserve(int64_t rows, int64_t wanted) {
+  if (rows <= rows_ && wanted <= wanted_)
+    return;
+  rows_ = std::max(rows, rows_);
+  wanted_ = std::max(wanted, wanted_);
+  Carver count(nullptr);
+  carve(count);
+  memory_ = Memory(count.used(), count.used() > int64_t{8} << 20);
+  Carver carver(memory_.data());
+  carve(carver);
+}
+
+void Activations::carve(Carver &carver) {
+  for (size_t i = 0; i < floats_.size(); ++i)
+    if (static_cast<int32_t>(i) != kLogits)
+      floats_[i] = carver.take<float>((program_.buffers[i].selected ? wanted_ : rows_) * program_.buffers[i].width);
+  for (size_t i = 0; i < quantized_.size(); ++i) {
+    QuantRows &q = quantized_[i];
+    q.blocks = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
+    const int64_t count = (program_.quantized[i].selected ? wanted_ : rows_) * q.blocks;
+    q.hi = carver.take<int8_t>(count * kBlock);
+    q.lo = carver.take<int8_t>(count * kBlock);
+    q.scale = carver.take<float>(count);
+    q.sum = carver.take<float>(count);
+    q.sum_hi = carver.take<int32_t>(count);
+    q.sum_lo = carver.take<int32_t>(count);
+    q.flag = carver.take<uint8_t>(count);
+  }
+  for (Scratch &s : scratch_) {
+    s.panel = carver.take<uint8_t>(panel_bytes_);
+    s.results = carver.take<float>(std::max(rows_, wanted_) * kPanel);
+    s.others = carver.take<float>(std::max(rows_, wanted_) * kPanel);
+    s.queries = carver.take<float>(pairs_ * padded_);
+    s.scores = carver.take<float>(pairs_ * kSpan);
+    s.local = carver.take<float>(2 * pairs_ * padded_);
+    s.sums = carver.take<float>(4 * pairs_);
+    s.positions = carver.take<int64_t>(pairs_);
+  }
+}
+
+} // namespace dsedge

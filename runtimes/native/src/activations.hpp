@@ -1,0 +1,47 @@
+// Buffers of activations, and what a thread needs for itself. They grow to the largest forward and stay.
+#pragma once
+
+#include "memory.hpp"
+#include "program.hpp"
+
+namespace dsedge {
+
+// Scratch of one thread.
+struct Scratch {
+  uint8_t *panel;                         // a panel unpacked: bytes, or floats
+  float *results, *others;                // [rows][32] of one panel; of its gate's partner
+  float *queries, *scores, *local, *sums; // an attention tile: [pairs][padded], [pairs][kSpan], mix, [4][pairs]
+  int64_t *positions;                     // [pairs]
+};
+
+class Activations {
+public:
+  Activations(const Program &program, int32_t threads);
+
+  // Room for `rows` tokens and `wanted` selected rows. Throws std::bad_alloc.
+  void reserve(int64_t rows, int64_t wanted);
+  void bind_logits(float *logits) { floats_[kLogits] = logits; }
+  float *row(int32_t buffer, int64_t row) const {
+    return floats_[static_cast<size_t>(buffer)] + row * program_.buffers[static_cast<size_t>(buffer)].width;
+  }
+  const QuantRows &quantized(int32_t id) const { return quantized_[static_cast<size_t>(id)]; }
+  const Scratch &scratch(int32_t thread) const { return scratch_[static_cast<size_t>(thread)]; }
+  int64_t rows() const { return rows_; }
+  // Most (query, head) pairs of an attention tile.
+  int64_t pairs() const { return pairs_; }
+
+private:
+  class Carver;
+  void carve(Carver &carver);
+
+  const Program &program_;
+  const int32_t threads_;
+  int64_t pairs_ = kGroupedQueries, panel_bytes_ = 0, padded_ = 0;
+  int64_t rows_ = 0, wanted_ = 0;
+  Memory memory_;
+  std::vector<float *> floats_;
+  std::vector<QuantRows> quantized_;
+  std::vector<Scratch> scratch_;
+};
+
+} // namespace dsedge

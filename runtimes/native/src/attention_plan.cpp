@@ -1,0 +1,84 @@
+#include "attention_plan.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace dsedge {
+
+namespace {
+
+void check(bool fine, const char *message) {
+  if (!fine)
+    throw std::invalid_argument(message);
+}
+
+// Appends positions that lie in neighbouring slots, cut where spans begin.
+void append(std::vector<Piece> &pieces, int64_t position, int64_t slot) {
+  if (!pieces.empty()) {
+    Piece &last = pieces.back();
+    if (last.position + last.count == position && last.slot + last.count == slot && position % kSpan) {
+      ++last.count;
+      return;
+    }
+  }
+  pieces.push_back({position, slot, 1});
+}
+
+// Held positions that any of the segment's queries sees, then the new ones.
+std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, const RingShape &ring, int64_t chunk) {
+  check(view.filled >= 0 && view.filled <= ring.slots && segment.count <= chunk,
+        "forward: more held or new rows than the ring has room for");
+  std::vector<Piece> seen;
+  for (int64_t slot = 0; slot < view.filled; ++slot) {
+    const int64_t position = view.held[slot];
+    check(position < segment.position, "forward: a held position is not before the new ones");
+    if (position >= 0 && (segment.position - position < ring.window || position < ring.sinks))
+      append(seen, position, slot);
+  }
+  const auto before = [](const Piece &a, const Piece &b) { return a.position < b.position; };
+  if (!std::is_sorted(seen.begin(), seen.end(), before))
+    std::sort(seen.begin(), seen.end(), before);
+  for (size_t i = 1; i < seen.size(); ++i)
+    check(seen[i - 1].position + seen[i - 1].count <= seen[i].position, "forward: a position is held twice");
+  for (int64_t i = 0; i < segment.count; ++i)
+    append(seen, segment.position + i, view.filled + i);
+  return seen;
+}
+
+} // namespace
+
+AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
+                             int32_t threads) {
+  AttentionPlan plan;
+  int64_t tiles = 0;
+  for (const Segment &segment : segments) {
+    plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring], kv.chunk));
+    tiles += (segment.count + queries - 1) / queries * kv.kv_heads;
+  }
+  const int64_t wished = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, tiles)); // parts of a tile
+  for (size_t index = 0; index < segments.size(); ++index) {
+    std::vector<int64_t> spans;
+    for (const Piece &piece : plan.pieces[index])
+      if (spans.empty() || spans.back() != piece.position / kSpan)
+        spans.push_back(piece.position / kSpan);
+    for (int64_t first = 0; first < segments[index].count; first += queries) {
+      const int64_t count = std::min(queries, segments[index].count - first);
+      const int64_t last = (segments[index].position + first + count - 1) / kSpan;
+      const int64_t visited = std::upper_bound(spans.begin(), spans.end(), last) - spans.begin();
+      const int64_t parts = threads > 1 ? std::min(wished, visited) : 1;
+      for (int64_t part = 0; part < parts; ++part) {
+        const int64_t begin = visited * part / parts, end = visited * (part + 1) / parts;
+        plan.tasks.push_back({static_cast<int32_t>(index), first, count, spans[static_cast<size_t>(begin)],
+                              spans[static_cast<size_t>(end - 1)], static_cast<int32_t>(parts), plan.partials + begin,
+                              plan.partials, visited, plan.merges});
+      }
+      if (parts > 1) {
+        plan.partials += visited;
+        ++plan.merges;
+      }
+    }
+  }
+  return plan;
+}
+
+} // namespace dsedge

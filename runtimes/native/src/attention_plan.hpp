@@ -1,0 +1,44 @@
+// Which slots the queries of a forward visit, in order of position, and how that is cut into tasks.
+#pragma once
+
+#include "kv_pool.hpp"
+
+#include <vector>
+
+namespace dsedge {
+
+// One ring of one sequence for a forward: the position in each slot (-1: none), new rows from slot held.size() on.
+struct RingView {
+  const int64_t *held;
+  int64_t filled;
+};
+
+struct Segment {
+  int64_t sequence, row, count, position; // rows row … row + count - 1 of the activations are from `position` on
+  std::vector<RingView> rings;
+};
+
+// Queries first … first + count - 1 of a segment over some of its spans. Partial results are numbered the same for all
+// kv heads.
+struct AttentionTask {
+  int32_t segment;
+  int64_t first, count;
+  int64_t first_span, last_span;
+  int32_t parts;           // how many tasks share these queries: more than one leave each span's result to a merge
+  int64_t part_at;         // index of this task's first partial result
+  int64_t spans_at, spans; // partial results of all tasks that share the queries
+  int64_t merge_at;        // index of their counter
+};
+
+struct AttentionPlan {
+  std::vector<std::vector<Piece>> pieces; // of each segment
+  std::vector<AttentionTask> tasks;       // for each kv head
+  int64_t partials = 0, merges = 0;       // for each kv head
+};
+
+// Throws std::invalid_argument for rings that contradict themselves: a slot that is not there, a position held twice
+// or not before the new ones.
+AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
+                             int32_t threads);
+
+} // namespace dsedge

@@ -1,0 +1,217 @@
+#include "engine.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace dsedge {
+
+namespace {
+
+constexpr int64_t kMostUnits = (1 << 20) - 1; // what a phase of the pool can hold
+
+void require(bool fine, const char *message) {
+  if (!fine)
+    throw std::invalid_argument(message);
+}
+
+Program verified(Program program, int32_t threads) {
+  require(threads > 0 && threads <= 1024, "engine: no such number of threads");
+  verify(program);
+  return program;
+}
+
+} // namespace
+
+Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
+    : program_(verified(std::move(program), threads)), kernels_(kernels), kv_(program_.kv, kernels),
+      activations_(program_, threads), plans_(program_.kv.rings.size()),
+      pool_(threads, static_cast<int32_t>(program_.instructions.size()),
+            [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {
+  for (const MatrixShape &shape : program_.matrices) {
+    matrices_.push_back(lay_out(shape));
+    const Matrix &m = matrices_.back();
+    require(m.panels <= kMostUnits && m.panel_bytes < int64_t{1} << 40, "engine: a matrix larger than any memory");
+    weight_bytes_ += m.panels * m.panel_bytes;
+    require(weight_bytes_ < int64_t{1} << 46, "engine: weights larger than any memory");
+  }
+  weights_ = Memory(weight_bytes_, true);
+  uint8_t *at = weights_.data();
+  for (Matrix &m : matrices_) {
+    m.data = at;
+    at += m.panels * m.panel_bytes;
+  }
+}
+
+RowBytes Engine::row_bytes(int32_t matrix) const {
+  require(matrix >= 0 && static_cast<size_t>(matrix) < matrices_.size(), "engine: no such matrix");
+  return dsedge::row_bytes(matrices_[static_cast<size_t>(matrix)]);
+}
+
+void Engine::pack(int32_t matrix, int32_t part, const SourceRows &rows) {
+  row_bytes(matrix);
+  const MatrixShape &shape = program_.matrices[static_cast<size_t>(matrix)];
+  require(part >= 0 && static_cast<size_t>(part) < shape.parts.size(), "engine: no such part of a matrix");
+  require(rows.first >= 0 && rows.count >= 0 && rows.first + rows.count <= shape.parts[static_cast<size_t>(part)],
+          "engine: rows that the matrix does not have");
+  dsedge::pack(matrices_[static_cast<size_t>(matrix)], shape, part, rows);
+}
+
+void Engine::read(int32_t buffer, int64_t rows, float *out) const {
+  require(buffer > kLogits && static_cast<size_t>(buffer) < program_.buffers.size(), "engine: no such buffer");
+  require(rows >= 0 && rows <= activations_.rows(), "engine: rows that no forward had");
+  const int64_t width = program_.buffers[static_cast<size_t>(buffer)].width;
+  std::memcpy(out, activations_.row(buffer, 0), static_cast<size_t>(rows * width) * 4);
+}
+
+int64_t Engine::rows_of(const Buffer &buffer) const {
+  return buffer.selected ? static_cast<int64_t>(now_->wanted.size()) : now_->rows;
+}
+
+void Engine::check(const Forward &f) const {
+  require(f.rows > 0 && f.rows <= kMostUnits && !f.wanted.empty(), "forward: no tokens, or far too many");
+  require(f.angles.size() == program_.ropes.size(), "forward: angles of each rope are needed");
+  for (int64_t row : f.wanted)
+    require(row >= 0 && row < f.rows, "forward: a wanted row that is not there");
+  int64_t rows = 0;
+  std::vector<bool> seen(static_cast<size_t>(program_.kv.sequences));
+  for (const Segment &segment : f.segments) {
+    require(segment.sequence >= 0 && segment.sequence < program_.kv.sequences, "forward: no such sequence");
+    require(!seen[static_cast<size_t>(segment.sequence)], "forward: two segments of one sequence");
+    require(segment.row == rows && segment.count > 0 && segment.position >= 0 && segment.position < int64_t{1} << 40,
+            "forward: rows or positions that do not follow");
+    require(segment.rings.size() == program_.kv.rings.size(), "forward: a view of each ring is needed");
+    seen[static_cast<size_t>(segment.sequence)] = true;
+    rows += segment.count;
+  }
+  require(rows == f.rows, "forward: segments of other tokens");
+  for (const Instruction &instruction : program_.instructions)
+    if (instruction.op == Op::kEmbed)
+      for (int64_t i = 0; i < f.rows; ++i)
+        require(f.tokens[i] >= 0 && f.tokens[i] < program_.matrices[static_cast<size_t>(instruction.matrix)].parts[0],
+                "forward: a token outside the vocabulary");
+}
+
+void Engine::plan(const Forward &f) {
+  const KvShape &kv = program_.kv;
+  int64_t partials = 0, merges = 0;
+  std::vector<bool> done(plans_.size());
+  for (const Instruction &instruction : program_.instructions) {
+    if (instruction.op != Op::kAttention)
+      continue;
+    const size_t ring = static_cast<size_t>(kv.layers[static_cast<size_t>(instruction.layer)]);
+    const int64_t queries = std::max<int64_t>(1, kGroupedQueries / (instruction.heads / kv.kv_heads));
+    if (!done[ring])
+      plans_[ring] = plan_attention(f.segments, ring, kv, queries, pool_.threads());
+    done[ring] = true;
+    require(static_cast<int64_t>(plans_[ring].tasks.size()) * kv.kv_heads <= kMostUnits, "forward: far too many tokens");
+    partials = std::max(partials, plans_[ring].partials * kv.kv_heads);
+    merges = std::max(merges, plans_[ring].merges * kv.kv_heads);
+  }
+  const int64_t each = activations_.pairs() * (2 + (kv.dim + 15) / 16 * 16);
+  merges_.values.resize(static_cast<size_t>(partials * each));
+  if (static_cast<size_t>(merges) > merges_.done.size())
+    merges_.done = std::vector<std::atomic<int32_t>>(static_cast<size_t>(merges));
+}
+
+void Engine::forward(const Forward &f) {
+  check(f);
+  plan(f);
+  activations_.reserve(f.rows, static_cast<int64_t>(f.wanted.size()));
+  activations_.bind_logits(f.logits);
+  now_ = &f;
+  units_.clear();
+  for (const Instruction &instruction : program_.instructions)
+    units_.push_back(units(instruction));
+  pool_.run(units_);
+  now_ = nullptr;
+}
+
+int32_t Engine::units(const Instruction &i) const {
+  if (i.op == Op::kLinear)
+    return static_cast<int32_t>(matrices_[static_cast<size_t>(i.matrix)].panels / (i.gated ? 2 : 1));
+  if (i.op == Op::kAttention) {
+    const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
+    return static_cast<int32_t>(plans_[ring].tasks.size()) * i.kv_heads;
+  }
+  const int32_t id = i.op == Op::kStore || i.op == Op::kQuantize || i.op == Op::kRope ? i.a : i.out;
+  return static_cast<int32_t>(rows_of(program_.buffers[static_cast<size_t>(id)]));
+}
+
+void Engine::work(int32_t phase, int32_t begin, int32_t end, int32_t thread) {
+  const Instruction &instruction = program_.instructions[static_cast<size_t>(phase)];
+  for (int32_t unit = begin; unit < end; ++unit) {
+    if (instruction.op == Op::kLinear)
+      linear(instruction, unit, thread);
+    else if (instruction.op == Op::kAttention)
+      attend(instruction, unit, thread);
+    else
+      run_row(instruction, unit);
+  }
+}
+
+void Engine::run_row(const Instruction &i, int64_t row) {
+  const auto x = [&](int32_t buffer) { return activations_.row(buffer, row); };
+  const auto width = [&](int32_t buffer) { return program_.buffers[static_cast<size_t>(buffer)].width; };
+  switch (i.op) {
+  case Op::kEmbed:
+    return read_row(matrices_[static_cast<size_t>(i.matrix)], now_->tokens[row], i.scale, x(i.out));
+  case Op::kNorm:
+    return norm_row(i, row);
+  case Op::kQuantize:
+    return kernels_.quantize(x(i.a), width(i.a), i.crest, activations_.quantized(i.quantized_out), row);
+  case Op::kStore:
+    return store_row(i, row);
+  case Op::kGate:
+    return kernels_.gate(x(i.a), x(i.b), width(i.a), i.activation, x(i.out));
+  case Op::kAdd: {
+    const float *a = x(i.a), *b = x(i.b);
+    float *out = x(i.out);
+    for (int64_t n = 0; n < width(i.a); ++n)
+      out[n] = a[n] + b[n];
+    return;
+  }
+  case Op::kSelect:
+    std::memcpy(x(i.out), activations_.row(i.a, now_->wanted[static_cast<size_t>(row)]),
+                static_cast<size_t>(width(i.a)) * 4);
+    return;
+  case Op::kSoftcap:
+    return kernels_.softcap(x(i.a), width(i.a), i.softcap, x(i.out));
+  case Op::kRope: {
+    const Angles &angles = now_->angles[static_cast<size_t>(i.rope)];
+    const int64_t at = row * i.rotary / 2;
+    return kernels_.rope(x(i.a), i.heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
+  }
+  case Op::kLinear:
+  case Op::kAttention:
+    return;
+  }
+}
+
+void Engine::norm_row(const Instruction &i, int64_t row) {
+  float *out = activations_.row(i.out, row);
+  const float *weight = program_.vectors[static_cast<size_t>(i.vector)].data();
+  kernels_.norm(activations_.row(i.a, row), weight, i.heads, i.dim, i.eps, out);
+  if (i.quantized_out != kNone)
+    kernels_.quantize(out, int64_t{i.heads} * i.dim, i.crest, activations_.quantized(i.quantized_out), row);
+}
+
+void Engine::store_row(const Instruction &i, int64_t row) {
+  float *query = activations_.row(i.a, row), *key = activations_.row(i.b, row);
+  const float *value = activations_.row(i.c, row);
+  if (i.rope != kNone) {
+    const Angles &angles = now_->angles[static_cast<size_t>(i.rope)];
+    const int64_t at = row * i.rotary / 2;
+    kernels_.rope(query, i.heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
+    kernels_.rope(key, i.kv_heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
+  }
+  const auto after = std::upper_bound(now_->segments.begin(), now_->segments.end(), row,
+                                      [](int64_t r, const Segment &segment) { return r < segment.row; });
+  const Segment &segment = *(after - 1);
+  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
+  const int64_t slot = segment.rings[ring].filled + row - segment.row;
+  for (int32_t head = 0; head < i.kv_heads; ++head)
+    kernels_.write_row(kv_.head(segment.sequence, i.layer, head), slot, key + head * i.dim, value + head * i.dim);
+}
+
+} // namespace dsedge

@@ -1,0 +1,81 @@
+// The interpreter: runs a verified program over packed weights, a KV pool and a pool of threads.
+#pragma once
+
+#include "activations.hpp"
+#include "attention_plan.hpp"
+#include "pool.hpp"
+
+#include <atomic>
+
+namespace dsedge {
+
+// cos and sin of one rope for every row of a forward, [rows][pairs].
+struct Angles {
+  const float *cos, *sin;
+};
+
+struct Forward {
+  std::vector<Segment> segments;
+  const int32_t *tokens; // of all segments, one after another
+  int64_t rows;
+  std::vector<Angles> angles;
+  std::vector<int64_t> wanted; // rows whose logits are asked for
+  float *logits;               // [wanted][vocabulary]
+};
+
+class Engine {
+public:
+  // Throws std::invalid_argument for a program that does not hold together, std::bad_alloc.
+  Engine(Program program, const Kernels &kernels, int32_t threads);
+
+  // All of these throw std::invalid_argument for what does not exist or fit.
+  void pack(int32_t matrix, int32_t part, const SourceRows &rows);
+  RowBytes row_bytes(int32_t matrix) const;
+  void forward(const Forward &forward);
+  // Rows of a buffer after a forward: `out` [rows][width].
+  void read(int32_t buffer, int64_t rows, float *out) const;
+
+  const Program &program() const { return program_; }
+  KvPool &kv() { return kv_; }
+  int64_t weight_bytes() const { return weight_bytes_; }
+  const char *kernels() const { return kernels_.name; }
+
+private:
+  struct Merges { // of the attention that is running: partial results, and how many parts of a tile are done
+    std::vector<float> values;
+    std::vector<std::atomic<int32_t>> done;
+  };
+
+  void check(const Forward &forward) const;
+  void plan(const Forward &forward);
+  int32_t units(const Instruction &instruction) const;
+  int64_t rows_of(const Buffer &buffer) const;
+  void work(int32_t phase, int32_t begin, int32_t end, int32_t thread);
+  void run_row(const Instruction &instruction, int64_t row);
+  void store_row(const Instruction &instruction, int64_t row);
+  void norm_row(const Instruction &instruction, int64_t row);
+  void linear(const Instruction &instruction, int64_t unit, int32_t thread);
+  void product(const Instruction &instruction, int64_t panel, int64_t rows, const Scratch &scratch, float *out);
+  void put(const Instruction &instruction, int64_t panel, int64_t rows, float *results);
+  void put_gated(const Instruction &instruction, int64_t unit, int64_t rows, const Scratch &scratch);
+  void add_bias(int32_t bias, int64_t first, int64_t count, int64_t rows, float *results) const;
+  void attend(const Instruction &instruction, int64_t unit, int32_t thread);
+  AttentionTile tile(const Instruction &instruction, const AttentionTask &task, int64_t head, const Scratch &scratch);
+  Softmax partial(const Instruction &instruction, int64_t index);
+  void finish(const Instruction &instruction, const AttentionTask &task, int64_t head, const Softmax &state);
+
+  const Program program_;
+  const Kernels &kernels_;
+  std::vector<Matrix> matrices_;
+  int64_t weight_bytes_ = 0;
+  Memory weights_;
+  KvPool kv_;
+  Activations activations_;
+  std::vector<AttentionPlan> plans_; // of each ring
+  Merges merges_;
+  const Forward *now_ = nullptr;
+  std::vector<int32_t> units_;
+  Pool pool_; // last: its threads use all the rest
+};
+
+} // namespace dsedge

@@ -1,0 +1,90 @@
+// Attention: a unit is a kv head and one task of the plan: some queries of all heads in the group, over some spans.
+#include "engine.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace dsedge {
+
+namespace {
+
+// A softmax that has seen nothing.
+void clear(const Softmax &s, int64_t pairs, int64_t padded) {
+  std::fill(s.maximum, s.maximum + pairs, -std::numeric_limits<float>::infinity());
+  std::fill(s.total, s.total + pairs, 0.0f);
+  std::fill(s.mix, s.mix + pairs * padded, 0.0f);
+}
+
+} // namespace
+
+// Gathers the queries of a task; pairs go query by query, the heads of the group together.
+AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int64_t head, const Scratch &scratch) {
+  const Segment &segment = now_->segments[static_cast<size_t>(task.segment)];
+  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
+  const std::vector<Piece> &pieces = plans_[ring].pieces[static_cast<size_t>(task.segment)];
+  AttentionTile t;
+  t.store = kv_.head(segment.sequence, i.layer, static_cast<int32_t>(head));
+  t.pieces = pieces.data();
+  t.piece_count = static_cast<int64_t>(pieces.size());
+  t.first_span = task.first_span;
+  t.last_span = task.last_span;
+  t.position = scratch.positions;
+  t.queries = scratch.queries;
+  t.window = program_.kv.rings[ring].window;
+  t.sinks = program_.kv.rings[ring].sinks;
+  t.scale = i.scale;
+  t.softcap = i.softcap;
+  const int64_t group = i.heads / i.kv_heads;
+  t.rows = static_cast<int32_t>(task.count * group);
+  for (int64_t pair = 0; pair < t.rows; ++pair) {
+    const int64_t query = task.first + pair / group;
+    const float *from = activations_.row(i.a, segment.row + query) + (head * group + pair % group) * i.dim;
+    scratch.positions[pair] = segment.position + query;
+    std::copy(from, from + i.dim, scratch.queries + pair * t.store.padded);
+  }
+  return t;
+}
+
+Softmax Engine::partial(const Instruction &i, int64_t index) {
+  const int64_t pairs = activations_.pairs(), padded = (i.dim + 15) / 16 * 16;
+  float *at = merges_.values.data() + index * pairs * (2 + padded);
+  return {at, at + pairs, at + 2 * pairs};
+}
+
+void Engine::attend(const Instruction &i, int64_t unit, int32_t thread) {
+  const Scratch &scratch = activations_.scratch(thread);
+  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
+  const AttentionPlan &plan = plans_[ring];
+  const int64_t count = static_cast<int64_t>(plan.tasks.size()), head = unit / count;
+  const AttentionTask &task = plan.tasks[static_cast<size_t>(unit % count)];
+  const AttentionTile t = tile(i, task, head, scratch);
+  const int64_t pairs = activations_.pairs(), padded = t.store.padded;
+  const Softmax local{scratch.sums, scratch.sums + pairs, scratch.local};
+  const Softmax state{scratch.sums + 2 * pairs, scratch.sums + 3 * pairs, scratch.local + pairs * padded};
+  clear(state, t.rows, padded);
+  if (task.parts == 1) {
+    kernels_.attend(t, scratch.scores, local, 0, state);
+    return finish(i, task, head, state);
+  }
+  kernels_.attend(t, scratch.scores, partial(i, head * plan.partials + task.part_at), pairs * (2 + padded), state);
+  std::atomic<int32_t> &done = merges_.done[static_cast<size_t>(head * plan.merges + task.merge_at)];
+  if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < task.parts)
+    return;
+  done.store(0, std::memory_order_relaxed);
+  for (int64_t span = 0; span < task.spans; ++span)
+    kernels_.merge(partial(i, head * plan.partials + task.spans_at + span), state, t.rows, padded);
+  finish(i, task, head, state);
+}
+
+void Engine::finish(const Instruction &i, const AttentionTask &task, int64_t head, const Softmax &state) {
+  const Segment &segment = now_->segments[static_cast<size_t>(task.segment)];
+  const int64_t group = i.heads / i.kv_heads, padded = (i.dim + 15) / 16 * 16;
+  for (int64_t pair = 0; pair < task.count * group; ++pair) {
+    float *out = activations_.row(i.out, segment.row + task.first + pair / group) +
+                 (head * group + pair % group) * i.dim;
+    for (int64_t d = 0; d < i.dim; ++d)
+      out[d] = state.mix[pair * padded + d] / state.total[pair];
+  }
+}
+
+} // namespace dsedge

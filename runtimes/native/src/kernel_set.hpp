@@ -1,0 +1,14 @@
+// The body of a kernel set, for inclusion in an anonymous namespace after the lanes_*.hpp of an instruction set: each
+// file that includes it is compiled with that set's flags and must share no function with the others.
+#pragma once
+
+#include "lanes.hpp"
+
+#include "body_attention.hpp"
+#include "body_linear.hpp"
+#include "body_rows.hpp"
+
+constexpr Kernels table(const char *name) {
+  return {name,    panel,     panel_float, quantize, quantize_block, norm, gate,
+          softcap, rope,      write_row,   copy_row, attend,         merge};
+}

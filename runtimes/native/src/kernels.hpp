@@ -1,0 +1,107 @@
+// What the engine and the kernel sets agree on: plain data, and a table of functions per instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dsedge {
+
+constexpr int kBlock = 32;          // columns that share an activation scale
+constexpr int kPanel = 32;          // rows of a weight that are stored and computed together
+constexpr int kSpan = 256;          // positions that attention sums up before it merges: aligned, so splits cannot matter
+constexpr int kGroupedQueries = 16; // most (query, head) rows of an attention tile
+
+enum class Kind : int32_t { kSym, kZp, kAffine, kRaw };
+
+// A weight repacked into panels of 32 rows, a panel group after group of columns: the group's codes, then its 32
+// scales, then its zero points or offsets, so that reading it is one stream. Codes go in blocks of 32 columns, for each
+// of the two halves of 16 rows a run of 64-byte lines; a line has 4 columns of 16 rows. 8 bits: lines 0…7. 4 bits: byte
+// i of line j holds line j in its low nibble, line j + 4 in its high one. Raw weights (bits 16 and 32) lie as
+// [column][32 rows].
+struct Matrix {
+  uint8_t *data = nullptr;
+  int64_t panels = 0, panel_bytes = 0;
+  int64_t group_bytes = 0, scales_at = 0, extra_at = 0; // within a group
+  int64_t columns = 0, groups = 0;
+  int32_t bits = 0, group = 0;
+  Kind kind = Kind::kSym;
+
+  int64_t blocks() const { return groups * group / kBlock; }
+};
+
+// Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. Only flagged blocks have a lo.
+// hi and lo [rows, blocks * 32]; the others [rows, blocks]. sum is that of a block's dequantized values.
+struct QuantRows {
+  int8_t *hi = nullptr, *lo = nullptr;
+  float *scale = nullptr, *sum = nullptr;
+  int32_t *sum_hi = nullptr, *sum_lo = nullptr;
+  uint8_t *flag = nullptr;
+  int64_t blocks = 0;
+};
+
+// A run of positions that lie in neighbouring slots.
+struct Piece {
+  int64_t position, slot, count;
+};
+
+// The keys and values of one kv head. Keys [slots / 16][dim][16], values [slots][padded dim]; float16, or float32.
+struct HeadStore {
+  void *keys, *values;
+  int32_t dim, padded; // padded: dim rounded up to 16
+  bool wide;           // float32
+};
+
+// One tile of attention: `rows` (query, head) pairs over the positions of some pieces. queries [rows][padded dim].
+struct AttentionTile {
+  HeadStore store;
+  const Piece *pieces;
+  int64_t piece_count;
+  int64_t first_span, last_span; // spans to visit, inclusive
+  const int64_t *position;       // of each row
+  const float *queries;
+  int32_t rows;
+  int64_t window, sinks;
+  float scale, softcap; // softcap 0: none
+};
+
+// The running softmax of a tile. maximum and total [rows], mix [rows][padded dim].
+struct Softmax {
+  float *maximum, *total, *mix;
+};
+
+struct Kernels {
+  const char *name;
+  // out [tokens][32] = the rows of a panel times quantized activations. `scratch` holds the panel's codes as bytes.
+  void (*panel)(const Matrix &, int64_t panel, const QuantRows &, int64_t tokens, uint8_t *scratch, float *out);
+  // The same from float activations x [tokens][stride], for raw weights and for verification. `scratch` holds floats.
+  void (*panel_float)(const Matrix &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
+                      float *out);
+  // One row of a quantized buffer. A block is flagged where its largest value is over `crest` times its RMS.
+  void (*quantize)(const float *x, int64_t width, float crest, const QuantRows &, int64_t row);
+  // `count` columns (up to 32) into block `block` of a row.
+  void (*quantize_block)(const float *x, int64_t count, float crest, const QuantRows &, int64_t row, int64_t block);
+  // RMS norm of `heads` pieces of `dim` numbers.
+  void (*norm)(const float *x, const float *weight, int64_t heads, int64_t dim, float eps, float *out);
+  void (*gate)(const float *gate, const float *up, int64_t count, int32_t activation, float *out);
+  void (*softcap)(const float *x, int64_t count, float cap, float *out);
+  // Turns pairs (i, i + rotary / 2) of each head in place.
+  void (*rope)(float *x, int64_t heads, int64_t dim, int64_t rotary, const float *cos, const float *sin);
+  void (*write_row)(const HeadStore &, int64_t slot, const float *key, const float *value);
+  void (*copy_row)(const HeadStore &, int64_t source, const HeadStore &, int64_t target);
+  // Attends the spans of a tile, one after another. With `stride` 0 they are merged into `state`; otherwise each
+  // leaves its own result for a later merge, the first in `part` and the others `stride` floats further each.
+  // `scores` is [rows][kSpan].
+  void (*attend)(const AttentionTile &, float *scores, Softmax part, int64_t stride, const Softmax &state);
+  void (*merge)(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded);
+};
+
+const Kernels *portable_kernels();
+const Kernels *avx2_kernels();
+const Kernels *avxvnni_kernels();
+const Kernels *avx512_kernels();
+const Kernels *neon_kernels();
+
+// The set of that name, or with "" the fastest that this processor runs. nullptr: unknown, or not usable here.
+const Kernels *find_kernels(const char *name);
+
+} // namespace dsedge

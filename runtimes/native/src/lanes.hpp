@@ -1,0 +1,188 @@
+// Sixteen lanes of floats or integers, whatever the width of the processor's registers. Included inside the anonymous
+// namespace of one kernel set, after the lanes_*.hpp of its instruction set: nothing here may be shared between sets.
+// Sums are written with `fma` or plain operators; contraction is off, so that every instance of a kernel rounds alike.
+#pragma once
+
+constexpr int kNatives = 64 / kNative; // registers that hold sixteen lanes
+constexpr int kEach = kNative / 4;     // lanes of a register
+
+struct Floats {
+  NativeFloat v[kNatives];
+};
+struct Ints {
+  NativeInt v[kNatives];
+};
+struct Bytes {
+  NativeByte v[kNatives];
+};
+
+// Does something for each register i of a value. Spelled out instead of a loop: compilers keep an array of registers in
+// registers only where every index is a constant from the start.
+template <typename Work> __attribute__((always_inline)) inline void each(const Work &work) {
+  work(0);
+  if constexpr (kNatives > 1)
+    work(1);
+  if constexpr (kNatives > 2) {
+    work(2);
+    work(3);
+  }
+}
+#define EACH(...) each([&](int i) __attribute__((always_inline)) { __VA_ARGS__; })
+
+inline Floats splat(float x) {
+  Floats r;
+  EACH(r.v[i] = NativeFloat{} + x);
+  return r;
+}
+inline Ints splat_int(int32_t x) {
+  Ints r;
+  EACH(r.v[i] = NativeInt{} + x);
+  return r;
+}
+inline Floats load(const float *p) {
+  Floats r;
+  EACH(__builtin_memcpy(&r.v[i], p + i * kEach, kNative));
+  return r;
+}
+inline void store(float *p, Floats a) { EACH(__builtin_memcpy(p + i * kEach, &a.v[i], kNative)); }
+inline Floats load_some(const float *p, int64_t count) { // lanes from `count` on are 0
+  if (count >= 16)
+    return load(p);
+  Floats r = splat(0);
+  __builtin_memcpy(&r, p, (size_t)count * 4);
+  return r;
+}
+inline void store_some(float *p, Floats a, int64_t count) {
+  if (count >= 16)
+    store(p, a);
+  else
+    __builtin_memcpy(p, &a, (size_t)count * 4);
+}
+inline Floats load_half(const uint16_t *p) {
+  Floats r;
+  EACH(r.v[i] = native_half(p + i * kEach));
+  return r;
+}
+inline void store_half(uint16_t *p, Floats a) { EACH(native_store_half(p + i * kEach, a.v[i])); }
+inline Bytes load_bytes(const uint8_t *p) {
+  Bytes r;
+  EACH(__builtin_memcpy(&r.v[i], p + i * kNative, kNative));
+  return r;
+}
+inline void store_bytes(uint8_t *p, Bytes a) { EACH(__builtin_memcpy(p + i * kNative, &a.v[i], kNative)); }
+
+inline Floats add(Floats a, Floats b) {
+  EACH(a.v[i] += b.v[i]);
+  return a;
+}
+inline Floats sub(Floats a, Floats b) {
+  EACH(a.v[i] -= b.v[i]);
+  return a;
+}
+inline Floats mul(Floats a, Floats b) {
+  EACH(a.v[i] *= b.v[i]);
+  return a;
+}
+inline Floats div(Floats a, Floats b) {
+  EACH(a.v[i] /= b.v[i]);
+  return a;
+}
+inline Floats fma(Floats a, Floats b, Floats c) {
+  EACH(c.v[i] = native_fma(a.v[i], b.v[i], c.v[i]));
+  return c;
+}
+inline Floats max(Floats a, Floats b) {
+  EACH(a.v[i] = native_max(a.v[i], b.v[i]));
+  return a;
+}
+inline Floats unless_hidden(Floats score, Floats x) { // minus infinity where the score is that, else x
+  EACH(x.v[i] = score.v[i] < -3.4028234e38f ? score.v[i] : x.v[i]);
+  return x;
+}
+inline Floats abs(Floats a) {
+  EACH(a.v[i] = (NativeFloat)((NativeInt)a.v[i] & 0x7fffffff));
+  return a;
+}
+inline Ints round(Floats a) {
+  Ints r;
+  EACH(r.v[i] = native_round(a.v[i]));
+  return r;
+}
+inline Floats to_float(Ints a) {
+  Floats r;
+  EACH(r.v[i] = native_float(a.v[i]));
+  return r;
+}
+inline Ints add(Ints a, Ints b) {
+  EACH(a.v[i] += b.v[i]);
+  return a;
+}
+inline Ints mul(Ints a, Ints b) {
+  EACH(a.v[i] *= b.v[i]);
+  return a;
+}
+inline Ints widen(const uint8_t *p) { // sixteen bytes
+  Ints r;
+  EACH(r.v[i] = native_widen(p + i * kEach));
+  return r;
+}
+template <int kBits> inline Ints dot(Ints sum, Bytes codes, int32_t quad) {
+  EACH(sum.v[i] = native_dot<kBits>(sum.v[i], codes.v[i], quad));
+  return sum;
+}
+inline Bytes low_nibbles(Bytes a) {
+  EACH(a.v[i] = native_low(a.v[i]));
+  return a;
+}
+inline Bytes high_nibbles(Bytes a) {
+  EACH(a.v[i] = native_high(a.v[i]));
+  return a;
+}
+
+// Across lanes, always in the same order.
+inline float sum(Floats a) {
+  float lanes[16];
+  store(lanes, a);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i)
+      lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+inline float maximum(Floats a) { // NaN in any lane may be lost: the sums that follow keep it
+  float lanes[16];
+  store(lanes, a);
+  for (int width = 8; width; width /= 2)
+    for (int i = 0; i < width; ++i)
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+  return lanes[0];
+}
+
+// e^x to about 2 units in the last place; 0 below -87. Reduction to ±ln2/2 and the Taylor series' first terms,
+// their coefficients fitted for that interval (Cephes' expf).
+inline Floats exp(Floats x) {
+  Floats r;
+  each([&](int i) __attribute__((always_inline)) {
+    NativeFloat a = x.v[i];
+    a = a > 88.0f ? NativeFloat{} + 88.0f : a;
+    NativeFloat clamped = a < -87.0f ? NativeFloat{} - 87.0f : a;
+    NativeInt n = native_round(clamped * 1.44269504f);
+    NativeFloat turns = native_float(n);
+    clamped = native_fma(turns, NativeFloat{} - 0.693359375f, clamped);
+    clamped = native_fma(turns, NativeFloat{} + 2.12194440e-4f, clamped);
+    NativeFloat p = NativeFloat{} + 1.9875691500e-4f;
+    p = native_fma(p, clamped, NativeFloat{} + 1.3981999507e-3f);
+    p = native_fma(p, clamped, NativeFloat{} + 8.3334519073e-3f);
+    p = native_fma(p, clamped, NativeFloat{} + 4.1665795894e-2f);
+    p = native_fma(p, clamped, NativeFloat{} + 1.6666665459e-1f);
+    p = native_fma(p, clamped, NativeFloat{} + 5.0000001201e-1f);
+    p = native_fma(p, clamped * clamped, clamped) + 1.0f;
+    p *= (NativeFloat)((n + 127) << 23);
+    r.v[i] = a < -87.0f ? NativeFloat{} : p;
+  });
+  return r;
+}
+inline Floats tanh(Floats x) { // 1 - 2 / (e^2x + 1)
+  return sub(splat(1), div(splat(2), add(exp(add(x, x)), splat(1))));
+}
+
+#undef EACH

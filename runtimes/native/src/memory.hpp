@@ -1,0 +1,33 @@
+// Zeroed memory straight from the system, in 2 MiB pages where it gives them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace dsedge {
+
+class Memory {
+public:
+  Memory() = default;
+  // Throws std::bad_alloc. `huge` asks for 2 MiB pages: right for what is read whole, wrong for what is touched bit by
+  // bit and should take no more than was touched.
+  Memory(int64_t bytes, bool huge);
+  ~Memory();
+  Memory(Memory &&other) noexcept { *this = std::move(other); }
+  Memory &operator=(Memory &&other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(data_, other.data_);
+    return *this;
+  }
+
+  uint8_t *data() const { return data_; }
+
+private:
+  void *base_ = nullptr;
+  size_t mapped_ = 0;
+  uint8_t *data_ = nullptr;
+};
+
+} // namespace dsedge

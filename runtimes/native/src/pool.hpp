@@ -1,0 +1,48 @@
+// Threads that work through the phases of a forward. A phase is over when its units are done, not when every thread has
+// come: a core that is frozen or busy takes part in less, and holds up only the units that it has claimed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace dsedge {
+
+class Pool {
+public:
+  // Units begin … end - 1 of a phase, on one thread. It must not throw.
+  using Work = std::function<void(int32_t phase, int32_t begin, int32_t end, int32_t thread)>;
+
+  // The caller is one of the threads. `phases`: how many a run has at most.
+  Pool(int32_t threads, int32_t phases, Work work);
+  ~Pool();
+  Pool(const Pool &) = delete;
+
+  int32_t threads() const { return threads_; }
+  // Runs phases 0, 1, … of `units` units each, one after another. For one caller at a time.
+  void run(const std::vector<int32_t> &units);
+
+private:
+  // Epoch of the run (24 bits), units of the phase (20), units claimed (20): one word, so that a thread that was away
+  // cannot claim from a run that it knows nothing of.
+  struct alignas(64) Phase {
+    std::atomic<uint64_t> claim{0};
+    std::atomic<int32_t> done{0};
+  };
+
+  void serve(int32_t thread);
+  void take_part(uint64_t epoch, int32_t count, int32_t thread);
+  bool finish(Phase &phase, uint64_t epoch, int32_t index, int32_t thread);
+
+  const int32_t threads_;
+  const Work work_;
+  std::vector<Phase> phases_;
+  std::atomic<uint64_t> start_{0}; // epoch (24 bits), count of phases
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> workers_;
+};
+
+} // namespace dsedge

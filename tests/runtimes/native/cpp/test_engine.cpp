@@ -1,0 +1,155 @@
+// Run under the address, undefined-behaviour and thread sanitizers by ../sanitize.sh; says what failed and exits with 1.
+#include "decoder.hpp"
+
+#include "half.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+using namespace dsedge;
+using namespace dsedge::test;
+
+namespace {
+
+const char *const kSets[] = {"portable", "avx2", "avxvnni", "avx512", "neon"};
+
+void expect(bool fine, const std::string &what) {
+  if (fine)
+    return;
+  std::printf("FAILED: %s\n", what.c_str());
+  std::exit(1);
+}
+
+std::vector<int32_t> random_tokens(size_t count) {
+  std::mt19937 random(3);
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<int32_t>(random() % kVocab));
+  return tokens;
+}
+
+// Logits of every token, fed in chunks of the given sizes in turn.
+std::vector<float> run(const char *kernels, int32_t threads, const std::vector<size_t> &sizes, size_t count) {
+  Engine engine(make_program(), *find_kernels(kernels), threads);
+  fill(engine);
+  Sequence sequence(engine);
+  const std::vector<int32_t> tokens = random_tokens(count);
+  std::vector<float> logits;
+  for (size_t done = 0, turn = 0; done < count; ++turn) {
+    const size_t size = std::min(sizes[turn % sizes.size()], count - done);
+    const auto first = tokens.begin() + static_cast<std::ptrdiff_t>(done);
+    for (float logit : sequence.feed({first, first + static_cast<std::ptrdiff_t>(size)}))
+      logits.push_back(logit);
+    done += size;
+  }
+  return logits;
+}
+
+void test_bits(const char *kernels) {
+  const std::vector<float> expected = run(kernels, 1, {kChunk}, 400); // once round a ring of 300 slots
+  for (float logit : expected)
+    expect(std::isfinite(logit) && std::fabs(logit) <= 30, "logits within their soft-cap");
+  const std::vector<std::vector<size_t>> cuts = {{1}, {kChunk}, {7, 1, 1, 30}};
+  for (int32_t threads : {2, 4})
+    for (const auto &sizes : cuts) {
+      const std::vector<float> found = run(kernels, threads, sizes, 400);
+      expect(std::memcmp(found.data(), expected.data(), found.size() * 4) == 0,
+             std::string("same bits on other threads and chunks: ") + kernels);
+    }
+}
+
+void test_sets_agree() {
+  const std::vector<float> expected = run("portable", 1, {kChunk}, 40);
+  for (const char *name : kSets) {
+    if (!find_kernels(name))
+      continue;
+    const std::vector<float> found = run(name, 1, {kChunk}, 40);
+    for (size_t i = 0; i < found.size(); ++i)
+      expect(std::fabs(found[i] - expected[i]) < 0.05f, std::string("kernel sets agree: ") + name);
+  }
+}
+
+void test_copies() {
+  Engine engine(make_program(), *find_kernels(""), 2);
+  fill(engine);
+  Sequence first(engine, 0);
+  const std::vector<int32_t> tokens = random_tokens(30);
+  first.feed(tokens);
+  engine.kv().copy_slots(0, 1, {30});
+  engine.kv().rotate_sinks(1, 0, std::vector<float>(8, 0.0f), std::vector<float>(8, 1.0f));
+  const HeadStore a = engine.kv().head(0, 0, 1), b = engine.kv().head(1, 0, 1);
+  const auto at = [](const HeadStore &s, int64_t slot, int64_t d) {
+    return half_to_float(static_cast<const uint16_t *>(s.keys)[slot / 16 * 16 * s.dim + d * 16 + slot % 16]);
+  };
+  expect(at(b, 1, 0) == -at(a, 1, 8) && at(b, 1, 8) == at(a, 1, 0), "a quarter turn swaps a pair of a sink's key");
+  expect(at(b, 5, 0) == at(a, 5, 0) && at(b, 1, 20) == at(a, 1, 20), "what is no sink or not rotary stays");
+}
+
+// A number of a program changed at random: refused, or run within its memory (the sanitizers watch).
+void test_hostile_programs() {
+  std::mt19937 random(11);
+  const int32_t values[] = {-2, -1, 0, 1, 2, 3, 7, 31, 48, 1 << 15, 2147483647, -2147483647 - 1};
+  int refused = 0;
+  for (int round = 0; round < 600; ++round) {
+    Program p = make_program();
+    Instruction &i = p.instructions[random() % p.instructions.size()];
+    int32_t *fields = &i.a;
+    const int32_t value = values[random() % std::size(values)];
+    switch (random() % 6) {
+    case 0:
+      p.buffers[random() % p.buffers.size()].width = value;
+      break;
+    case 1:
+      p.matrices[random() % p.matrices.size()].parts[0] = value;
+      break;
+    case 2:
+      p.matrices[random() % p.matrices.size()].columns = value;
+      break;
+    case 3:
+      p.quantized[random() % p.quantized.size()].width = value;
+      break;
+    default:
+      fields[random() % 16] = value;
+    }
+    try {
+      Engine engine(p, *find_kernels(round % 2 ? "portable" : ""), 1 + round % 3);
+      Sequence(engine).feed({1, 2, 3});
+    } catch (const std::invalid_argument &) {
+      ++refused;
+    }
+  }
+  expect(refused > 200, "most changed programs are refused");
+}
+
+void test_pool() {
+  std::vector<std::atomic<int32_t>> seen(5000);
+  std::vector<int32_t> units = {1, 7, 0, 100, 3, 2000};
+  Pool pool(4, 6, [&](int32_t phase, int32_t begin, int32_t end, int32_t) {
+    for (int32_t unit = begin; unit < end; ++unit)
+      seen[static_cast<size_t>(phase * 8 + unit)].fetch_add(phase < 5 ? 1 : 0);
+  });
+  for (int run = 0; run < 300; ++run)
+    pool.run(units);
+  for (size_t phase : {0u, 1u, 4u})
+    expect(seen[phase * 8].load() >= 300, "every unit runs once a run");
+}
+
+} // namespace
+
+int main() {
+  for (const char *name : kSets)
+    if (find_kernels(name)) {
+      std::printf("%s ", name);
+      test_bits(name);
+    }
+  test_sets_agree();
+  test_copies();
+  test_hostile_programs();
+  test_pool();
+  std::puts("all passed");
+  return 0;
+}

@@ -1,0 +1,258 @@
+"""The native runtime as a whole: the same bits however work is cut, numerics, closing, and hostile programs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.bundle import Bundle
+from edge.errors import BundleError, ClosedError, OptionError
+from edge.kv import plan_layout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment, open_runtime
+from edge.session import Session
+from exporters.parity import compare
+from exporters.reference import Reference
+from runtimes import native
+from runtimes.native import engine as engines
+from tests.exporters.tiny import tiny_llama, tiny_mistral
+
+_native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
+SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon", "portable") if _native.find_kernels(name)]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("native")
+    source = tiny_llama(folder / "source", hidden_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
+    (folder / "recipe.toml").write_text('[[rule]]\nmatch = "*"\nscheme = "int4-g32-affine"\n')
+    return edge.export(source, folder / "tiny.dsedge", recipe=folder / "recipe.toml")
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("windowed")
+    return edge.export(tiny_mistral(folder / "source", sliding_window=300), folder / "tiny.dsedge")
+
+
+@pytest.fixture(autouse=True)
+def _no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.VARIABLE, raising=False)
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(3, 300, count)]
+
+
+def run(bundle: Bundle, ids: list[int], sizes: Iterator[int], **options: Any) -> np.ndarray[Any, Any]:
+    """Logits of every token, fed in chunks of the given sizes."""
+    layout = plan_layout(bundle.spec, len(ids), chunk=300)
+    runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", **options))
+    session, found, done = Session(runtime, "error"), [], 0
+    while done < len(ids):
+        size = min(next(sizes), len(ids) - done)
+        found.append(session.step(ids[done : done + size], "all"))
+        done += size
+    runtime.close()
+    return np.concatenate(found)
+
+
+def cycle(*sizes: int) -> Iterator[int]:
+    while True:
+        yield from sizes
+
+
+@pytest.mark.parametrize("kernels", SETS)
+def test_bits_do_not_depend_on_threads_or_chunks(kernels: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """700 positions are three spans of attention, which decoding spreads over threads."""
+    monkeypatch.setenv(native.VARIABLE, kernels)
+    ids = random_ids(620)
+    expected = run(bundle, ids, cycle(300), threads=1)
+    for threads, sizes in ((3, (300,)), (1, (7, 64, 1)), (4, (255, 1, 1, 1, 2, 17))):
+        assert np.array_equal(run(bundle, ids, cycle(*sizes), threads=threads), expected)
+
+
+def test_bits_do_not_depend_on_the_slots(windowed: Bundle) -> None:
+    """A ring that went round holds the same positions elsewhere, in other pieces."""
+    ids = random_ids(900)
+    found = []
+    for chunk in (300, 37):  # rings of 600 and 337 slots
+        layout = plan_layout(windowed.spec, 900, chunk=chunk)
+        runtime = open_runtime(windowed, layout, RuntimeOptions(runtime="native", threads=2))
+        session = Session(runtime, "error")
+        found.append(np.concatenate([session.step(ids[i : i + 37], "all") for i in range(0, 900, 37)]))
+        runtime.close()
+    assert np.array_equal(*found)
+
+
+def test_bits_do_not_depend_on_other_segments(bundle: Bundle) -> None:
+    layout = plan_layout(bundle.spec, 64, chunk=40, sequences=3)
+    runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=2))
+    prompts = [random_ids(count, seed=count) for count in (1, 9, 40)]
+    sessions = [Session(runtime, "error", sequence=i) for i in range(3)]
+    segments = [
+        Segment(i, np.array(ids, np.int32), session.cache.plan(len(ids)))
+        for i, (ids, session) in enumerate(zip(prompts, sessions, strict=True))
+    ]
+    together = runtime.forward(segments, "all")
+    for segment, found in zip(segments, together, strict=True):
+        assert np.array_equal(runtime.forward([segment], "all")[0], found)
+    runtime.close()
+
+
+@pytest.mark.parametrize("kernels", SETS)
+def test_quantized_activations_stay_close(kernels: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, kernels)
+    ids = random_ids(300)
+    expected = Reference(bundle.graph, bundle.weights.read).run(ids)
+    found = compare(expected, run(bundle, ids, cycle(300)))
+    assert found.deviation > 1
+    assert found.mean_kl < 0.05  # weights drawn this wide make the tiny model ten times as sensitive as a real one
+    assert compare(expected, run(bundle, ids, cycle(300), exact=True)).max_diff < 1e-3
+
+
+def test_an_unusable_kernel_set_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "sse9")
+    with pytest.raises(OptionError, match="DSEDGE_NATIVE_KERNELS is 'sse9'"):
+        native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions())
+
+
+def test_support_names_the_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(native.VARIABLE, "portable")
+    assert native.support().reason == "kernels: portable"
+
+
+def test_closing_waits_for_a_forward_that_runs(bundle: Bundle) -> None:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 400, chunk=400), RuntimeOptions(threads=2))
+    session = Session(runtime, "error")
+    ids = np.array(random_ids(400), np.int32)
+    segment = Segment(0, ids, session.cache.plan(400))
+    finished: list[str] = []
+    entered = threading.Event()
+    forward = runtime._forward
+
+    def watched(*arguments: Any) -> Any:
+        entered.set()
+        result = forward(*arguments)
+        finished.append("forward")
+        return result
+
+    runtime._forward = watched  # type: ignore[method-assign]
+    thread = threading.Thread(target=lambda: runtime.forward([segment], "all"))
+    thread.start()
+    entered.wait()
+    runtime.close()
+    finished.append("close")
+    thread.join()
+    assert finished == ["forward", "close"]
+    with pytest.raises(ClosedError):
+        runtime.forward([segment])
+
+
+def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions())
+    session = Session(runtime, "error")
+    for token in (-1, 300):
+        with pytest.raises(ValueError, match="outside the vocabulary"):
+            session.step([token])
+    runtime.close()
+
+
+def tables_of(bundle: Bundle) -> tuple[Any, list[tuple[list[Any], Any, int]]]:
+    schemes = bundle.weights.schemes
+    dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in schemes}
+    program = engines.build(bundle.graph, schemes, dtypes, exact=False)
+    return program, engines._tables(program)
+
+
+@pytest.mark.parametrize("table", range(5))
+def test_hostile_programs_are_refused_or_harmless(table: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of a program changed at random: the engine refuses it, or runs it within its memory."""
+    random = np.random.default_rng(table)
+    values = [-1, 0, 1, 2, 7, 23, 2**15, 2**31 - 1, -(2**31)]
+    _, tables = tables_of(bundle)
+    refused = 0
+    for _ in range(60):
+        changed = [(np.array(rows, kind).reshape(-1, width), kind, width) for rows, kind, width in tables]
+        target = changed[table][0]
+        target[random.integers(len(target)), random.integers(target.shape[1])] = random.choice(values)
+        monkeypatch.setattr(engines, "_tables", lambda _, changed=changed: changed)
+        try:
+            runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions(threads=2))
+        except (BundleError, OptionError):
+            refused += 1
+            continue
+        session = Session(runtime, "error")
+        segment = Segment(0, np.array([5, 6], np.int32), session.cache.plan(2))
+        logits = np.empty((2, bundle.spec.vocab_size), np.float32)
+        with np.errstate(all="ignore"):
+            engine = runtime._engine
+            held = [[plan.held for plan in segment.plans]]
+            angles = [(np.ones((2, kind.dim // 2), np.float32),) * 2 for kind in bundle.spec.ropes]
+            if engine is not None:
+                engine.forward(segment.tokens, np.array([[0, 2, 0]]), held, angles, np.array([0, 1]), logits)
+        runtime.close()
+    assert refused > 2
+
+
+def test_matrices_of_impossible_shapes_are_refused() -> None:
+    for shape in (
+        (4, 48, 0, 64, [32], False), (3, 32, 0, 64, [32], False), (4, 32, 9, 64, [32], False),
+        (8, 32, 1, 64, [32], False), (4, 32, 0, 0, [32], False), (4, 32, 0, 2**62, [32], False),
+        (4, 32, 0, 64, [], False), (4, 32, 0, 64, [2**62], False),
+        (4, 32, 0, 64, [32, 64], True), (4, 0, 0, 64, [32], False),
+    ):  # fmt: skip
+        program = _native.Program(
+            np.array([[8, 1, -1, -1, 0, *[-1] * 4, 1, 1, 0, 0, -1, 0, 0, 0]], np.int32),
+            np.zeros((1, 4), np.float32), np.empty((0, 4), np.int32), np.array([[4, 1], [4, 0]], np.int64),
+            np.empty((0, 2), np.int64),
+        )  # fmt: skip
+        program.set_kv(1, 8, 1, 8, False, [])
+        with pytest.raises(ValueError, match=r"scheme|columns|rows|kind"):  # noqa: PT012
+            program.add_matrix(shape)
+            _native.Engine(program, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ([0, 1, 1, 3], "held twice"),
+        ([0, 1, 2, 4], "not before the new ones"),
+        (list(range(70)), "more held or new rows"),
+    ],
+)
+def test_rings_that_contradict_themselves_are_refused(held: list[int], message: str, bundle: Bundle) -> None:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 64), RuntimeOptions())
+    position = 100 if len(held) > 8 else 4
+    angles = [(np.ones((1, kind.dim // 2), np.float32),) * 2 for kind in bundle.spec.ropes]
+    logits = np.empty((1, bundle.spec.vocab_size), np.float32)
+    with pytest.raises(ValueError, match=message):
+        runtime._engine.forward(
+            np.array([5], np.int32),
+            np.array([[0, 1, position]]),
+            [[np.array(held, np.int64)]],
+            angles,
+            np.array([0]),
+            logits,
+        )
+    runtime.close()
+
+
+def test_a_payload_that_shrank_is_refused(bundle: Bundle, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.dsedge"
+    copy.mkdir()
+    for file in bundle.path.iterdir():
+        if file.is_file():
+            (copy / file.name).write_bytes(file.read_bytes())
+    damaged = Bundle(copy, bundle.manifest)
+    assert damaged.weights.shapes  # the header is read while the file is whole
+    with open(damaged.weights.path, "r+b") as file:
+        file.truncate(damaged.weights.path.stat().st_size // 2)
+    with pytest.raises(BundleError, match="truncated"):
+        native.open_model(damaged, plan_layout(bundle.spec, 8), RuntimeOptions())
