@@ -36,16 +36,19 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start a worker: the row's name, its interpreter, its module, and what it measures."""
+    """How to start a worker: the row's name, its interpreter, its module, what it measures, and on which backend."""
 
     name: str
     python: str
     module: str
     model: Path
+    runtime: str = ""
 
     def start(self, threads: int, context: int) -> Worker:
         """Start it and wait until its model is loaded. Raises WorkerError if it ends instead."""
         line = [self.python, "-m", self.module, str(self.model.resolve()), str(threads), str(context)]
+        if self.runtime:
+            line.append(self.runtime)
         return Worker(self.name, line)
 
 

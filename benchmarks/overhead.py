@@ -58,10 +58,12 @@ class Step:
 def main() -> int:
     options = _parser().parse_args()
     machine = tables.machine()
-    opened = edge.RuntimeOptions(runtime=timed_runtime.install(), threads=options.threads, context=512)
+    opened = edge.RuntimeOptions(runtime=timed_runtime.install(options.runtime), threads=options.threads, context=512)
     with edge.load(options.bundle or models.default_bundle(models.DEFAULT_RECIPE), opened) as pipeline:
         steps = measure(pipeline, options.new, options.runs)
-        title = f"{pipeline.bundle.path.stem}: a decode step, {options.threads} threads, medians of {options.runs} runs"
+        engine = pipeline.runtime.name.removeprefix(f"{timed_runtime.NAME} ")
+        title = f"{pipeline.bundle.path.stem}, {engine}: a decode step"
+        title += f", {options.threads} threads, medians of {options.runs} runs"
     head = ("", "step µs", "forward µs", "rest µs", "rest")
     rows = tuple(_row(name, runs) for name, runs in steps.items())
     notes = (f"{options.new} tokens a run; the bar is {BAR:.0%}.", machine)
@@ -112,6 +114,7 @@ def _row(name: str, steps: list[Step]) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = tables.parser(__doc__)
     parser.add_argument("bundle", metavar="BUNDLE", nargs="?", type=Path, help="a bundle's folder [the default model]")
+    parser.add_argument("--runtime", default="auto", help="a backend of dsedge [auto]")
     parser.add_argument("--new", type=int, default=128, help="tokens a run [128]")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)

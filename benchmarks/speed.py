@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import engines, models, tables
 from benchmarks.engines import Command, Rates
+from edge.runtime import RUNTIMES, support
 
 _PEERS = ("ortgenai", "llama")
 _LOWEST_ID = 10  # below are control tokens
@@ -54,13 +55,22 @@ def _commands(options: argparse.Namespace) -> list[Command]:
     bundles: list[Path] = options.bundles or [
         models.default_bundle(recipe) for recipe in (models.EQUAL_BITS, models.DEFAULT_RECIPE)
     ]
-    found = [Command(path.stem, sys.executable, "benchmarks.workers.dsedge", path) for path in bundles]
+    found = [
+        Command(f"{path.stem}, {runtime}", sys.executable, "benchmarks.workers.dsedge", path, runtime)
+        for path in bundles
+        for runtime in options.runtime or _usable()
+    ]
     for peer in _PEERS:
         model = getattr(options, peer)
         if model is not None:
             python = getattr(options, f"{peer}_python")
             found.append(Command(f"{peer}: {model.name}", python, f"benchmarks.workers.{peer}", model))
     return found
+
+
+def _usable() -> list[str]:
+    """dsedge's backends that compute something and work here."""
+    return [name for name in RUNTIMES if name != "scripted" and support(name).devices]
 
 
 def _table(title: str, rates: list[Rates], versions: dict[str, str], notes: tuple[str, ...]) -> tables.Table:
@@ -84,6 +94,7 @@ def _table(title: str, rates: list[Rates], versions: dict[str, str], notes: tupl
 def _parser() -> argparse.ArgumentParser:
     parser = tables.parser(__doc__)
     parser.add_argument("bundles", metavar="BUNDLE", nargs="*", type=Path, help="a bundle's folder")
+    parser.add_argument("--runtime", action="append", help="a backend of dsedge; repeatable [all that work here]")
     parser.add_argument("--ortgenai", type=Path, help="a folder of ONNX Runtime GenAI's model builder")
     parser.add_argument("--ortgenai-python", default=sys.executable, help="the interpreter that has onnxruntime-genai")
     parser.add_argument("--llama", type=Path, help="a GGUF file")

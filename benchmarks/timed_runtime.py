@@ -41,15 +41,20 @@ class TimedRuntime:
         return self._inner.kv_bytes
 
 
-def install() -> str:
-    """Make the backend known; the name to ask for."""
+_inner = ""
+
+
+def install(runtime: str) -> str:
+    """Make the backend known, to run another one; the name to ask for."""
+    global _inner  # noqa: PLW0603 (the table of backends names modules, so this is where the choice can be kept)
+    _inner = automatic() if runtime == "auto" else runtime
     RUNTIMES[NAME] = __name__
     return NAME
 
 
 def support() -> Support:
-    return support_of(automatic())
+    return support_of(_inner)
 
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> TimedRuntime:
-    return TimedRuntime(open_runtime(bundle, layout, replace(options, runtime=automatic())))
+    return TimedRuntime(open_runtime(bundle, layout, replace(options, runtime=_inner)))

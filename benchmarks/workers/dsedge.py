@@ -9,8 +9,8 @@ import edge
 from benchmarks.workers.loop import serve
 
 
-def main(bundle: str, threads: int, context: int) -> None:
-    options = edge.RuntimeOptions(threads=threads, context=context)
+def main(bundle: str, threads: int, context: int, runtime: str) -> None:
+    options = edge.RuntimeOptions(runtime=runtime, threads=threads, context=context)
     with edge.load(bundle, options) as pipeline:
 
         def measure(prompt: list[int], new: int) -> tuple[float, float]:
@@ -25,4 +25,4 @@ def main(bundle: str, threads: int, context: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
