@@ -6,8 +6,8 @@
 The source's float32 weights run in the exporter's reference interpreter. The text is the beginning of the WikiText-2
 test set with its tokenization marks undone, encoded without control tokens: 8 chunks of 512 ids (4 for vocabularies
 over 200,000; a chunk starts with a BOS where the model's tokenizer adds one). KL(source ‖ model) and agreement are over
-positions from 64 on, perplexity over all of a chunk. Each bundle is run twice: by its exact graph, which shows
-what the weights lost, and by the graph that is used.
+positions from 64 on, perplexity over all of a chunk. Each bundle is run by its exact ONNX graph, which
+shows what the weights lost, by the graph that ONNX Runtime uses, and by the native engine where it was built.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from benchmarks import models, peers, tables
 from edge import graph as graphs
 from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.runtime import support
 from edge.tokenizer import Tokenizer
 from exporters import parity
 from exporters.architectures import describe
@@ -115,8 +116,10 @@ def main() -> int:
     compared: dict[str, tuple[int, Model]] = {}
     for name, bundle in bundles.items():
         for graph in ("exact", "decoder"):
-            size = _size(bundle, graph)
-            compared[f"{name}, {graph} graph"] = (size, _bundle_model(bundle, exact=graph == "exact"))
+            model = _bundle_model(bundle, "onnx", exact=graph == "exact")
+            compared[f"{name}, ONNX, {graph} graph"] = (_size(bundle, graph), model)
+        if support("native").devices:
+            compared[f"{name}, native engine"] = (_size(bundle, None), _bundle_model(bundle, "native", exact=False))
     checkpoint = open_checkpoint(options.source or models.default_source())
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(checkpoint):
         compared.update(_peers(options, parts, Path(scratch)))
@@ -155,14 +158,13 @@ def _source_model(checkpoint: Checkpoint) -> Model:
     return run
 
 
-def _bundle_model(bundle: Bundle, *, exact: bool) -> Model:
-    return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256)
+def _bundle_model(bundle: Bundle, runtime: str, *, exact: bool) -> Model:
+    return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256, runtime=runtime)
 
 
-def _size(bundle: Bundle, graph: str) -> int:
-    """Bytes of the files that a device needs: weights, one graph, tokenizer, template."""
-    graphs_needed = bundle.manifest.graphs[graph].file
-    others = {info.file for info in bundle.manifest.graphs.values()} - {graphs_needed}
+def _size(bundle: Bundle, graph: str | None) -> int:
+    """Bytes of the files that a device needs: weights, one graph or none, tokenizer, template."""
+    others = {info.file for name, info in bundle.manifest.graphs.items() if name != graph}
     return sum(
         info.size
         for name, info in bundle.manifest.files.items()

@@ -128,12 +128,12 @@ def source_reader(source: Mapping[str, SourceTensor]) -> Reader:
     return lambda name, start, stop: source[name].read(start, stop)
 
 
-def run_graph(bundle: Bundle, ids: list[int], *, exact: bool, chunk: int = 48) -> Array:
-    """Logits of every token from the bundle's ONNX graph, [tokens, vocab], prefilled in chunks as in real use."""
+def run_graph(bundle: Bundle, ids: list[int], *, exact: bool, chunk: int = 48, runtime: str = "onnx") -> Array:
+    """Logits of every token from a backend, [tokens, vocab], prefilled in chunks as in real use."""
     layout = plan_layout(bundle.spec, len(ids), chunk=chunk)
-    runtime: Runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="onnx", exact=exact))
+    opened: Runtime = open_runtime(bundle, layout, RuntimeOptions(runtime=runtime, exact=exact))
     try:
-        session = Session(runtime, "error")
+        session = Session(opened, "error")
         return np.concatenate([session.step(ids[i : i + chunk], "all") for i in range(0, len(ids), chunk)])
     finally:
-        runtime.close()
+        opened.close()
