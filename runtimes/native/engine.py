@@ -55,7 +55,7 @@ class NativeRuntime:
             return self._forward(engine, segments, want)
 
     def _forward(self, engine: Engine, segments: Sequence[Segment], want: Want) -> list[Float]:
-        tokens = np.concatenate([segment.tokens for segment in segments]).astype(np.int32, copy=False)
+        tokens = _tokens(segments, self.spec.vocab_size)
         positions = [segment.plans[0].positions for segment in segments]
         context = self.layout.context
         angles = [rope.angles(kind, np.concatenate(positions), context=context) for kind in self.spec.ropes]
@@ -109,11 +109,23 @@ class NativeRuntime:
 
     @contextmanager
     def _open(self) -> Iterator[Engine]:
-        """The engine, for one call at a time. Raises ClosedError once it is closed."""
+        """The engine, for one call at a time. Raises ClosedError once it is closed, OptionError without memory."""
         with self._lock:
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
-            yield self._engine
+            try:
+                yield self._engine
+            except MemoryError as error:
+                raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
+
+
+def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int32]:
+    """The tokens of all segments. Raises OptionError for one outside the vocabulary, before a cast could wrap it."""
+    tokens = np.concatenate([segment.tokens for segment in segments])
+    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(wrong):
+        raise OptionError(f"token {wrong[0]} is outside the vocabulary of 0…{vocab_size - 1}")
+    return tokens.astype(np.int32, copy=False)
 
 
 def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> Engine:

@@ -28,9 +28,7 @@ private:
 };
 
 Activations::Activations(const Program &program, int32_t threads) : program_(program), threads_(threads) {
-  floats_.resize(program.buffers.size());
-  quantized_.resize(program.quantized.size());
-  scratch_.resize(static_cast<size_t>(threads));
+  views_.floats.resize(program.buffers.size());
   for (const Instruction &instruction : program.instructions)
     if (instruction.op == Op::kAttention)
       pairs_ = std::max<int64_t>(pairs_, instruction.heads / instruction.kv_heads);
@@ -42,23 +40,30 @@ Activations::Activations(const Program &program, int32_t threads) : program_(pro
 void Activations::reserve(int64_t rows, int64_t wanted) {
   if (rows <= rows_ && wanted <= wanted_)
     return;
-  rows_ = std::max(rows, rows_);
-  wanted_ = std::max(wanted, wanted_);
+  rows = std::max(rows, rows_);
+  wanted = std::max(wanted, wanted_);
   Carver count(nullptr);
-  carve(count);
-  memory_ = Memory(count.used(), count.used() > int64_t{8} << 20);
-  Carver carver(memory_.data());
-  carve(carver);
+  carve(count, rows, wanted);
+  Memory memory(count.used(), count.used() > int64_t{8} << 20);
+  Carver carver(memory.data());
+  views_ = carve(carver, rows, wanted);
+  memory_ = std::move(memory); // nothing above has changed anything if it threw
+  rows_ = rows;
+  wanted_ = wanted;
 }
 
-void Activations::carve(Carver &carver) {
-  for (size_t i = 0; i < floats_.size(); ++i)
+Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t wanted) const {
+  Views views;
+  views.floats.resize(program_.buffers.size());
+  views.quantized.resize(program_.quantized.size());
+  views.scratch.resize(static_cast<size_t>(threads_));
+  for (size_t i = 0; i < views.floats.size(); ++i)
     if (static_cast<int32_t>(i) != kLogits)
-      floats_[i] = carver.take<float>((program_.buffers[i].selected ? wanted_ : rows_) * program_.buffers[i].width);
-  for (size_t i = 0; i < quantized_.size(); ++i) {
-    QuantRows &q = quantized_[i];
+      views.floats[i] = carver.take<float>((program_.buffers[i].selected ? wanted : rows) * program_.buffers[i].width);
+  for (size_t i = 0; i < views.quantized.size(); ++i) {
+    QuantRows &q = views.quantized[i];
     q.blocks = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
-    const int64_t count = (program_.quantized[i].selected ? wanted_ : rows_) * q.blocks;
+    const int64_t count = (program_.quantized[i].selected ? wanted : rows) * q.blocks;
     q.hi = carver.take<int8_t>(count * kBlock);
     q.lo = carver.take<int8_t>(count * kBlock);
     q.scale = carver.take<float>(count);
@@ -67,16 +72,17 @@ void Activations::carve(Carver &carver) {
     q.sum_lo = carver.take<int32_t>(count);
     q.flag = carver.take<uint8_t>(count);
   }
-  for (Scratch &s : scratch_) {
+  for (Scratch &s : views.scratch) {
     s.panel = carver.take<uint8_t>(panel_bytes_);
-    s.results = carver.take<float>(std::max(rows_, wanted_) * kPanel);
-    s.others = carver.take<float>(std::max(rows_, wanted_) * kPanel);
+    s.results = carver.take<float>(std::max(rows, wanted) * kPanel);
+    s.others = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.queries = carver.take<float>(pairs_ * padded_);
     s.scores = carver.take<float>(pairs_ * kSpan);
     s.local = carver.take<float>(2 * pairs_ * padded_);
     s.sums = carver.take<float>(4 * pairs_);
     s.positions = carver.take<int64_t>(pairs_);
   }
+  return views;
 }
 
 } // namespace dsedge

@@ -18,30 +18,33 @@ class Activations {
 public:
   Activations(const Program &program, int32_t threads);
 
-  // Room for `rows` tokens and `wanted` selected rows. Throws std::bad_alloc.
+  // Room for `rows` tokens and `wanted` selected rows. Throws std::bad_alloc or, for more than any memory,
+  // std::invalid_argument, and then leaves everything as it was.
   void reserve(int64_t rows, int64_t wanted);
-  void bind_logits(float *logits) { floats_[kLogits] = logits; }
+  void bind_logits(float *logits) { views_.floats[kLogits] = logits; }
   float *row(int32_t buffer, int64_t row) const {
-    return floats_[static_cast<size_t>(buffer)] + row * program_.buffers[static_cast<size_t>(buffer)].width;
+    return views_.floats[static_cast<size_t>(buffer)] + row * program_.buffers[static_cast<size_t>(buffer)].width;
   }
-  const QuantRows &quantized(int32_t id) const { return quantized_[static_cast<size_t>(id)]; }
-  const Scratch &scratch(int32_t thread) const { return scratch_[static_cast<size_t>(thread)]; }
-  int64_t rows() const { return rows_; }
+  const QuantRows &quantized(int32_t id) const { return views_.quantized[static_cast<size_t>(id)]; }
+  const Scratch &scratch(int32_t thread) const { return views_.scratch[static_cast<size_t>(thread)]; }
   // Most (query, head) pairs of an attention tile.
   int64_t pairs() const { return pairs_; }
 
 private:
   class Carver;
-  void carve(Carver &carver);
+  struct Views { // what lies in the memory
+    std::vector<float *> floats;
+    std::vector<QuantRows> quantized;
+    std::vector<Scratch> scratch;
+  };
+  Views carve(Carver &carver, int64_t rows, int64_t wanted) const;
 
   const Program &program_;
   const int32_t threads_;
   int64_t pairs_ = kGroupedQueries, panel_bytes_ = 0, padded_ = 0;
   int64_t rows_ = 0, wanted_ = 0;
   Memory memory_;
-  std::vector<float *> floats_;
-  std::vector<QuantRows> quantized_;
-  std::vector<Scratch> scratch_;
+  Views views_;
 };
 
 } // namespace dsedge

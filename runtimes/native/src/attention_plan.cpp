@@ -25,9 +25,7 @@ void append(std::vector<Piece> &pieces, int64_t position, int64_t slot) {
 }
 
 // Held positions that any of the segment's queries sees, then the new ones.
-std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, const RingShape &ring, int64_t chunk) {
-  check(view.filled >= 0 && view.filled <= ring.slots && segment.count <= chunk,
-        "forward: more held or new rows than the ring has room for");
+std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, const RingShape &ring) {
   std::vector<Piece> seen;
   for (int64_t slot = 0; slot < view.filled; ++slot) {
     const int64_t position = view.held[slot];
@@ -52,7 +50,7 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, 
   AttentionPlan plan;
   int64_t tiles = 0;
   for (const Segment &segment : segments) {
-    plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring], kv.chunk));
+    plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring]));
     tiles += (segment.count + queries - 1) / queries * kv.kv_heads;
   }
   const int64_t wished = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, tiles)); // parts of a tile

@@ -36,8 +36,8 @@ struct AttentionPlan {
   int64_t partials = 0, merges = 0;       // for each kv head
 };
 
-// Throws std::invalid_argument for rings that contradict themselves: a slot that is not there, a position held twice
-// or not before the new ones.
+// The segments have no more held and new rows than their rings have room for. Throws std::invalid_argument for rings
+// that contradict themselves: a position held twice or not before the new ones.
 AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
                              int32_t threads);
 

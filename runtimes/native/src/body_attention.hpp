@@ -23,7 +23,11 @@ template <typename Work> inline void in_fours(int64_t rows, const Work &work) {
 inline Floats load_wide(const float *p) { return load(p); }
 inline Floats load_wide(const uint16_t *p) { return load_half(p); }
 inline void store_wide(float *p, float x) { *p = x; }
-inline void store_wide(uint16_t *p, float x) { *p = half_of(x); }
+// What float16 cannot hold becomes NaN: an infinity could turn into a weight of 0, or into the soft-cap, unnoticed.
+inline void store_wide(uint16_t *p, float x) {
+  const uint16_t half = half_of(x);
+  *p = (half & 0x7fff) == 0x7c00 ? 0x7e00 : half;
+}
 
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
@@ -128,10 +132,14 @@ inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t lim
       scores[i] = sees(a, row, base + i) ? scores[i] : -__builtin_inff();
   for (int64_t i = 0; i < limit; i += 16)
     top = max(load(scores + i), top);
-  const float scale = a.softcap > 0 ? 1.0f : a.scale, largest = maximum(top) * scale;
+  const float scale = a.softcap > 0 ? 1.0f : a.scale;
+  float largest = maximum(top) * scale;
+  if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
+    for (int64_t i = 0; i < limit; ++i)
+      largest = scores[i] != scores[i] ? scores[i] : largest;
   local.maximum[row] = largest;
   Floats total = splat(0);
-  if (largest > -__builtin_inff())
+  if (largest != -__builtin_inff())
     for (int64_t i = 0; i < limit; i += 16) {
       const Floats weight = exp(fma(load(scores + i), splat(scale), splat(-largest)));
       store(scores + i, weight);

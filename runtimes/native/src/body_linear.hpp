@@ -131,7 +131,7 @@ template <int kBits, Kind kKind>
 inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, int64_t tokens, uint8_t *scratch,
                        float *out) {
   const uint8_t *panel = m.data + index * m.panel_bytes;
-  if (tokens < kTokens) {
+  if (tokens < (kBits == 4 ? kUnpackFrom : kTokens)) {
     for (int64_t t = 0; t < tokens; ++t)
       panel_tokens<kBits, kKind, true, 1>(m, panel, scratch, x, t, out);
     return;

@@ -7,6 +7,9 @@ void quantize_block(const float *x, int64_t count, float crest, const QuantRows 
   const float largest = maximum(max(abs(a), abs(b)));
   const float squares = sum(fma(a, a, mul(b, b)));
   const int64_t at = row * q.blocks + block;
+  const bool finite = squares < __builtin_inff();
+  if (!finite) // their codes would be no numbers: the scale says it
+    a = b = splat(0);
   const bool precise = largest * largest * kBlock > crest * crest * squares;
   const float top = precise ? 127.0f * 128 : 127.0f;
   const float inverse = largest > 1e-30f ? top / largest : 0.0f;
@@ -27,7 +30,6 @@ void quantize_block(const float *x, int64_t count, float crest, const QuantRows 
     lo[i] = (int8_t)lower[i];
     sum_lo += lower[i];
   }
-  const bool finite = squares < __builtin_inff();
   q.scale[at] = finite ? largest / 127.0f : __builtin_nanf("");
   q.sum_hi[at] = sum_hi;
   q.sum_lo[at] = sum_lo;

@@ -8,7 +8,7 @@ namespace dsedge {
 
 namespace {
 
-constexpr int64_t kMostUnits = (1 << 20) - 1; // what a phase of the pool can hold
+constexpr int64_t kMostUnits = Pool::kMostUnits;
 
 void require(bool fine, const char *message) {
   if (!fine)
@@ -24,10 +24,13 @@ Program verified(Program program, int32_t threads) {
 } // namespace
 
 Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
-    : program_(verified(std::move(program), threads)), kernels_(kernels), kv_(program_.kv, kernels),
-      activations_(program_, threads), plans_(program_.kv.rings.size()),
+    : program_(verified(std::move(program), threads)), kernels_(kernels), weights_(lay_out_weights()),
+      kv_(program_.kv, kernels), activations_(program_, threads), plans_(program_.kv.rings.size()),
       pool_(threads, static_cast<int32_t>(program_.instructions.size()),
-            [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {
+            [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {}
+
+// Fills matrices_ and weight_bytes_; the memory that the matrices lie in.
+Memory Engine::lay_out_weights() {
   for (const MatrixShape &shape : program_.matrices) {
     matrices_.push_back(lay_out(shape));
     const Matrix &m = matrices_.back();
@@ -35,12 +38,13 @@ Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
     weight_bytes_ += m.panels * m.panel_bytes;
     require(weight_bytes_ < int64_t{1} << 46, "engine: weights larger than any memory");
   }
-  weights_ = Memory(weight_bytes_, true);
-  uint8_t *at = weights_.data();
+  Memory weights(weight_bytes_, true);
+  uint8_t *at = weights.data();
   for (Matrix &m : matrices_) {
     m.data = at;
     at += m.panels * m.panel_bytes;
   }
+  return weights;
 }
 
 RowBytes Engine::row_bytes(int32_t matrix) const {
@@ -59,8 +63,9 @@ void Engine::pack(int32_t matrix, int32_t part, const SourceRows &rows) {
 
 void Engine::read(int32_t buffer, int64_t rows, float *out) const {
   require(buffer > kLogits && static_cast<size_t>(buffer) < program_.buffers.size(), "engine: no such buffer");
-  require(rows >= 0 && rows <= activations_.rows(), "engine: rows that no forward had");
-  const int64_t width = program_.buffers[static_cast<size_t>(buffer)].width;
+  const Buffer &known = program_.buffers[static_cast<size_t>(buffer)];
+  const int64_t width = known.width;
+  require(rows >= 0 && rows <= (known.selected ? last_wanted_ : last_rows_), "engine: rows that the last forward had not");
   std::memcpy(out, activations_.row(buffer, 0), static_cast<size_t>(rows * width) * 4);
 }
 
@@ -70,6 +75,7 @@ int64_t Engine::rows_of(const Buffer &buffer) const {
 
 void Engine::check(const Forward &f) const {
   require(f.rows > 0 && f.rows <= kMostUnits && !f.wanted.empty(), "forward: no tokens, or far too many");
+  require(static_cast<int64_t>(f.wanted.size()) <= kMostUnits, "forward: far too many wanted rows");
   require(f.angles.size() == program_.ropes.size(), "forward: angles of each rope are needed");
   for (int64_t row : f.wanted)
     require(row >= 0 && row < f.rows, "forward: a wanted row that is not there");
@@ -81,6 +87,11 @@ void Engine::check(const Forward &f) const {
     require(segment.row == rows && segment.count > 0 && segment.position >= 0 && segment.position < int64_t{1} << 40,
             "forward: rows or positions that do not follow");
     require(segment.rings.size() == program_.kv.rings.size(), "forward: a view of each ring is needed");
+    for (size_t ring = 0; ring < segment.rings.size(); ++ring) {
+      const int64_t filled = segment.rings[ring].filled;
+      require(filled >= 0 && filled <= program_.kv.rings[ring].slots && segment.count <= program_.kv.chunk,
+              "forward: more held or new rows than the ring has room for");
+    }
     seen[static_cast<size_t>(segment.sequence)] = true;
     rows += segment.count;
   }
@@ -117,6 +128,7 @@ void Engine::plan(const Forward &f) {
 void Engine::forward(const Forward &f) {
   check(f);
   plan(f);
+  last_rows_ = last_wanted_ = 0; // until it is through
   activations_.reserve(f.rows, static_cast<int64_t>(f.wanted.size()));
   activations_.bind_logits(f.logits);
   now_ = &f;
@@ -125,6 +137,8 @@ void Engine::forward(const Forward &f) {
     units_.push_back(units(instruction));
   pool_.run(units_);
   now_ = nullptr;
+  last_rows_ = f.rows;
+  last_wanted_ = static_cast<int64_t>(f.wanted.size());
 }
 
 int32_t Engine::units(const Instruction &i) const {

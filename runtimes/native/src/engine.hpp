@@ -32,7 +32,8 @@ public:
   void pack(int32_t matrix, int32_t part, const SourceRows &rows);
   RowBytes row_bytes(int32_t matrix) const;
   void forward(const Forward &forward);
-  // Rows of a buffer after a forward: `out` [rows][width].
+  // Rows of a buffer after a forward, as many as it had or, of a buffer of selected rows, as were wanted:
+  // `out` [rows][width].
   void read(int32_t buffer, int64_t rows, float *out) const;
 
   const Program &program() const { return program_; }
@@ -46,6 +47,7 @@ private:
     std::vector<std::atomic<int32_t>> done;
   };
 
+  Memory lay_out_weights();
   void check(const Forward &forward) const;
   void plan(const Forward &forward);
   int32_t units(const Instruction &instruction) const;
@@ -74,6 +76,7 @@ private:
   std::vector<AttentionPlan> plans_; // of each ring
   Merges merges_;
   const Forward *now_ = nullptr;
+  int64_t last_rows_ = 0, last_wanted_ = 0; // of the last forward
   std::vector<int32_t> units_;
   Pool pool_; // last: its threads use all the rest
 };

@@ -25,8 +25,6 @@ struct Matrix {
   int64_t columns = 0, groups = 0;
   int32_t bits = 0, group = 0;
   Kind kind = Kind::kSym;
-
-  int64_t blocks() const { return groups * group / kBlock; }
 };
 
 // Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. Only flagged blocks have a lo.

@@ -3,6 +3,11 @@
 
 constexpr int kNative = 32;
 constexpr int kTokens = 2;
+#ifdef __AVXVNNI__
+constexpr int kUnpackFrom = 5; // tokens: unpacking a panel's codes pays from there on
+#else
+constexpr int kUnpackFrom = kTokens;
+#endif
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
 typedef float NativeFloat __attribute__((vector_size(32)));
 typedef int32_t NativeInt __attribute__((vector_size(32)));

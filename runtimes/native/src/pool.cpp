@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+#include <stdexcept>
+#include <system_error>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -11,8 +14,8 @@ namespace dsedge {
 
 namespace {
 
-constexpr int kBits = 20;
-constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
+constexpr int kBits = Pool::kBits;
+constexpr uint64_t kMask = Pool::kMostUnits;
 constexpr uint64_t kEpochs = uint64_t{1} << 24;
 constexpr int kPatience = 2000;                             // looks at a word before the core is offered to others
 constexpr auto kAwake = std::chrono::microseconds(200);     // a worker waits so long for the next run, then sleeps
@@ -31,8 +34,14 @@ uint64_t pack(uint64_t epoch, uint64_t units) { return epoch << (2 * kBits) | un
 
 Pool::Pool(int32_t threads, int32_t phases, Work work)
     : threads_(threads), work_(std::move(work)), phases_(static_cast<size_t>(phases)) {
-  for (int32_t thread = 1; thread < threads; ++thread)
-    workers_.emplace_back([this, thread] { serve(thread); });
+  workers_.reserve(static_cast<size_t>(threads - 1)); // may throw, while no thread has to be joined
+  try {
+    for (int32_t thread = 1; thread < threads; ++thread)
+      workers_.emplace_back([this, thread] { serve(thread); });
+  } catch (const std::system_error &) { // no more threads, or no memory for their stacks: fewer are only slower
+  } catch (const std::bad_alloc &) {
+  }
+  threads_ = static_cast<int32_t>(workers_.size()) + 1;
 }
 
 Pool::~Pool() {
@@ -44,6 +53,11 @@ Pool::~Pool() {
 }
 
 void Pool::run(const std::vector<int32_t> &units) {
+  if (units.size() > phases_.size())
+    throw std::invalid_argument("pool: more phases than it was made for");
+  for (int32_t count : units)
+    if (count < 0 || count > kMostUnits)
+      throw std::invalid_argument("pool: more units than a phase can hold");
   const uint64_t epoch = ((start_.load() >> kBits) + 1) % kEpochs;
   for (size_t i = 0; i < units.size(); ++i) {
     phases_[i].done.store(0, std::memory_order_relaxed);

@@ -13,16 +13,21 @@ namespace dsedge {
 
 class Pool {
 public:
+  static constexpr int kBits = 20;
+  static constexpr int64_t kMostUnits = (int64_t{1} << kBits) - 1; // what a phase can hold
+
   // Units begin … end - 1 of a phase, on one thread. It must not throw.
   using Work = std::function<void(int32_t phase, int32_t begin, int32_t end, int32_t thread)>;
 
-  // The caller is one of the threads. `phases`: how many a run has at most.
+  // The caller is one of the threads. Where the system refuses some of them, the pool goes on with those that it got.
+  // `phases`: how many a run has at most.
   Pool(int32_t threads, int32_t phases, Work work);
   ~Pool();
   Pool(const Pool &) = delete;
 
   int32_t threads() const { return threads_; }
-  // Runs phases 0, 1, … of `units` units each, one after another. For one caller at a time.
+  // Runs phases 0, 1, … of `units` units each, one after another. For one caller at a time. Throws
+  // std::invalid_argument for more phases than there are, or more units than a phase can hold.
   void run(const std::vector<int32_t> &units);
 
 private:
@@ -37,7 +42,7 @@ private:
   void take_part(uint64_t epoch, int32_t count, int32_t thread);
   bool finish(Phase &phase, uint64_t epoch, int32_t index, int32_t thread);
 
-  const int32_t threads_;
+  int32_t threads_; // set before the first run, never after
   const Work work_;
   std::vector<Phase> phases_;
   std::atomic<uint64_t> start_{0}; // epoch (24 bits), count of phases

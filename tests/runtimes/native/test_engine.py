@@ -159,7 +159,7 @@ def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
     runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions())
     session = Session(runtime, "error")
     for token in (-1, 300):
-        with pytest.raises(ValueError, match="outside the vocabulary"):
+        with pytest.raises(OptionError, match="outside the vocabulary"):
             session.step([token])
     runtime.close()
 

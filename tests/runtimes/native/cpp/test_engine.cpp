@@ -125,6 +125,33 @@ void test_hostile_programs() {
   expect(refused > 200, "most changed programs are refused");
 }
 
+// A number that is not finite has no code: its whole block's are 0, and the scale is NaN.
+void test_blocks_without_codes(const char *kernels) {
+  for (float value : {NAN, INFINITY, -INFINITY}) {
+    float x[kBlock] = {1, 2, value}, scale = 0, sum = 0;
+    int8_t hi[kBlock], lo[kBlock];
+    int32_t sum_hi = 1, sum_lo = 1;
+    uint8_t flag = 0;
+    find_kernels(kernels)->quantize_block(x, kBlock, 4.5f, {hi, lo, &scale, &sum, &sum_hi, &sum_lo, &flag, 1}, 0, 0);
+    expect(std::isnan(scale) && std::isnan(sum) && sum_hi == 0 && sum_lo == 0 && hi[2] == 0 && hi[1] == 0,
+           std::string("a block that is not finite has no codes: ") + kernels);
+  }
+}
+
+// More units than the word of a phase can hold are refused before they could reach another field.
+void test_pool_bounds() {
+  Pool pool(2, 1, [](int32_t, int32_t, int32_t, int32_t) {});
+  for (const std::vector<int32_t> &units : {std::vector<int32_t>{1 << 20}, {-1}, {1, 1}}) {
+    bool refused = false;
+    try {
+      pool.run(units);
+    } catch (const std::invalid_argument &) {
+      refused = true;
+    }
+    expect(refused, "a pool refuses what a phase cannot hold");
+  }
+}
+
 void test_pool() {
   std::vector<std::atomic<int32_t>> seen(5000);
   std::vector<int32_t> units = {1, 7, 0, 100, 3, 2000};
@@ -145,11 +172,13 @@ int main() {
     if (find_kernels(name)) {
       std::printf("%s ", name);
       test_bits(name);
+      test_blocks_without_codes(name);
     }
   test_sets_agree();
   test_copies();
   test_hostile_programs();
   test_pool();
+  test_pool_bounds();
   std::puts("all passed");
   return 0;
 }

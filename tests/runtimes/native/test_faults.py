@@ -1,0 +1,186 @@
+"""What goes wrong in the native engine: memory and threads that are refused, rows that are not there, overflow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import edge
+from edge.bundle import Bundle
+from edge.errors import NumericsError, OptionError
+from edge.kv import plan_layout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment, check_finite
+from edge.session import Session
+from runtimes import native
+from runtimes.native.program import KINDS, MATRIX_KINDS, NONE
+from tests.exporters.tiny import tiny_llama
+
+_native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
+SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon", "portable") if _native.find_kernels(name)]
+DIM, CHUNK = 16, 10_000
+FIELDS = ("a", "b", "c", "out", "quantized", "quantized_out", "matrix", "vector", "heads", "kv_heads", "dim",
+          "rotary", "rope", "layer", "gated", "activation")  # fmt: skip
+DEFAULTS = {"heads": 1, "kv_heads": 1, "dim": DIM, "rotary": 0, "layer": 0, "gated": 0, "activation": 0}
+NO_PARTS: list[list[int]] = []
+
+
+def make(
+    steps: list[dict[str, Any]], buffers: list[tuple[int, int]], matrices: list[npt.NDArray[np.float32]],
+    *, threads: int = 1, kernels: str = "", parts: list[list[int]] = NO_PARTS,
+) -> Any:  # fmt: skip
+    """An engine over raw float32 matrices and a ring of 512 slots, one head of 16 numbers."""
+    ints = [[KINDS.index(s["kind"]), *(s.get(f, DEFAULTS.get(f, NONE)) for f in FIELDS)] for s in steps]
+    reals = [[1.0, 1e-5, s.get("softcap", 0.0), 0.0] for s in steps]
+    program = _native.Program(
+        np.array(ints, np.int32), np.array(reals, np.float32), np.array(parts, np.int32).reshape(-1, 4),
+        np.array(buffers, np.int64), np.empty((0, 2), np.int64),
+    )  # fmt: skip
+    counts = [[part[2] for part in parts] if n and parts else [len(matrix)] for n, matrix in enumerate(matrices)]
+    for matrix, rows in zip(matrices, counts, strict=True):
+        program.add_matrix((32, 0, MATRIX_KINDS.index("raw"), matrix.shape[1], rows, False))
+    program.add_ring(512, 512, 0)
+    program.set_kv(1, CHUNK, 1, DIM, False, [0])
+    engine = _native.Engine(program, kernels, threads)
+    for n, (matrix, rows) in enumerate(zip(matrices, counts, strict=True)):
+        ends = np.cumsum(rows)
+        for part, values in enumerate(np.split(matrix, ends[:-1])):
+            nothing = np.empty((len(values), 0), np.uint8)
+            engine.pack(n, part, 0, np.ascontiguousarray(values).view(np.uint8), nothing, nothing)
+    return engine
+
+
+def forward(engine: Any, tokens: Sequence[int], wanted: Sequence[int], *, held: int = 0) -> npt.NDArray[np.float32]:
+    logits = np.full((len(wanted), DIM), np.nan, np.float32)
+    table, view = np.array([[0, len(tokens), held]]), [[np.arange(held)]]
+    engine.forward(np.array(tokens, np.int32), table, view, [], np.array(wanted, np.int64), logits)
+    return logits
+
+
+def picker(*, wide: int = DIM, threads: int = 1) -> Any:
+    """An engine whose logits are rows of a matrix, and its buffer 2 too; buffer 3 is of no use and that wide."""
+    steps = [
+        {"kind": "embed", "matrix": 0, "out": 1},
+        {"kind": "select", "a": 1, "out": 2},
+        {"kind": "select", "a": 1, "out": 0},
+    ]
+    rows = np.arange(4 * DIM, dtype=np.float32).reshape(4, DIM)
+    return make(steps, [(DIM, 1), (DIM, 0), (DIM, 1), (wide, 0)], [rows], threads=threads)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="memory that is only reserved cannot be mapped there")
+def test_a_forward_that_memory_cannot_hold_leaves_the_engine_usable() -> None:
+    engine = picker(wide=2**31 - 1)  # 8 GiB a row, never touched
+    assert forward(engine, [1], [0])[0, 0] == DIM
+    with pytest.raises(ValueError, match="larger than any memory"):
+        forward(engine, [0] * 9000, [0])
+    assert forward(engine, [3, 2], [1])[0, 0] == 2 * DIM
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("faults")
+    return edge.export(tiny_llama(folder / "source"), folder / "tiny.dsedge")
+
+
+def test_a_token_that_a_cast_would_wrap_is_refused(bundle: Bundle) -> None:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions(threads=1))
+    plans = Session(runtime, "error").cache.plan(1)
+    for token in (2**40 + 5, 2**32, -1):  # 32 bits of these are 5, 0 and no token
+        with pytest.raises(OptionError, match=f"token {token} is outside the vocabulary"):
+            runtime.forward([Segment(0, np.array([token]), plans)])
+    runtime.close()
+
+
+def test_without_memory_a_forward_is_an_option_error(bundle: Bundle) -> None:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions(threads=1))
+
+    class Full:
+        def forward(self, *_: Any) -> None:
+            raise MemoryError
+
+    engine, runtime._engine = runtime._engine, Full()  # type: ignore[assignment]
+    session = Session(runtime, "error")
+    with pytest.raises(OptionError, match="not enough memory"):
+        session.step([5])
+    runtime._engine = engine
+    assert np.isfinite(session.step([5])).all()
+    runtime.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only there a limit of address space is kept")
+def test_threads_that_cannot_start_are_done_without() -> None:
+    """64 stacks do not fit in 100 MiB of address space; the threads that do start compute, and closing ends."""
+    code = """
+import resource
+from tests.runtimes.native.test_faults import forward, picker
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (100 << 20), -1))
+engine = picker(threads=64)
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+print(forward(engine, [1, 3], [1, 0])[:, 0].tolist())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (found.returncode, found.stdout) == (0, "[48.0, 16.0]\n"), found.stderr
+
+
+def test_a_store_without_attention_keeps_to_its_ring() -> None:
+    steps = [
+        {"kind": "embed", "matrix": 0, "out": 1},
+        {"kind": "store", "a": 1, "b": 1, "c": 1},
+        {"kind": "select", "a": 1, "out": 0},
+    ]
+    engine = make(steps, [(DIM, 1), (DIM, 0)], [np.ones((4, DIM), np.float32)])
+    assert forward(engine, [0], [0], held=512)[0, 0] == 1
+    for tokens, held in (([0], 513), ([0] * (CHUNK + 1), 0)):
+        with pytest.raises(ValueError, match="more held or new rows"):
+            forward(engine, tokens, [0], held=held)
+
+
+def test_reading_stops_at_the_rows_of_the_last_forward() -> None:
+    engine = picker()
+    forward(engine, [0] * 8, range(8))
+    forward(engine, [1, 2, 3], [2, 1])
+    for buffer, count, last in ((1, 3, 3), (2, 2, 2)):  # all rows; the wanted ones
+        out = np.empty((count, DIM), np.float32)
+        engine.read(buffer, out)
+        assert out[-1, 0] == last * DIM
+        with pytest.raises(ValueError, match="rows that the last forward had not"):
+            engine.read(buffer, np.empty((count + 1, DIM), np.float32))
+
+
+def test_wanted_rows_are_as_few_as_a_phase_can_hold() -> None:
+    with pytest.raises(ValueError, match="too many wanted rows"):
+        forward(picker(), [0], [0] * 2**20)
+
+
+@pytest.mark.parametrize("before", [0, 256], ids=["same-span", "own-span"])
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
+@pytest.mark.parametrize("what", ["key", "negative key", "value"])
+@pytest.mark.parametrize("kernels", SETS)
+def test_o3_what_float16_cannot_hold_is_seen(kernels: str, what: str, softcap: float, before: int) -> None:
+    """70,000 as a key or value of the last token, with small queries: an infinity could hide in a weight of 0."""
+    steps = [
+        {"kind": "embed", "matrix": 0, "out": 1},
+        {"kind": "linear", "a": 1, "matrix": 1},
+        {"kind": "store", "a": 2, "b": 3, "c": 4},
+        {"kind": "attention", "a": 2, "out": 5, "softcap": softcap},
+        {"kind": "select", "a": 5, "out": 0},
+    ]
+    parts = [[1, 2, DIM, NONE], [1, 3, DIM, NONE], [1, 4, DIM, NONE]]
+    rows = np.zeros((3, 3 * DIM), np.float32)
+    rows[:, [0, DIM, 2 * DIM]] = 1e-5, 6e4, 1  # query, key, value
+    rows[1, 2 * DIM if what == "value" else DIM] = -7e4 if what == "negative key" else 7e4
+    rows[2, DIM] = 65519  # the largest that rounds to 65504
+    buffers = [(DIM, 1), (3 * DIM, 0), *[(DIM, 0)] * 4]
+    engine = make(steps, buffers, [rows, np.eye(3 * DIM, dtype=np.float32)], kernels=kernels, parts=parts)
+    fine = [0] * (before or 2)
+    check_finite(forward(engine, [*fine, 2], [len(fine)]), "native")
+    with pytest.raises(NumericsError, match="not finite"):
+        check_finite(forward(engine, [*fine, 1], [len(fine)]), "native")
