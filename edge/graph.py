@@ -18,6 +18,7 @@ A router with experts and a latent KV would be further kinds; a backend refuses 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -83,6 +84,11 @@ class Graph:
                 if weight is not None:
                     seen.setdefault(weight.name, weight)
         return tuple(seen.values())
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in all weights, a tied head counted once."""
+        return sum(math.prod(weight.shape) for weight in self.weights)
 
     @property
     def siblings(self) -> tuple[tuple[Op, ...], ...]:

@@ -12,7 +12,6 @@ from typing import Any
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
-from edge.graph import Graph
 from edge.weights import Weights
 from exporters import parity, precision
 from exporters.architectures import Model, describe
@@ -44,7 +43,7 @@ def export(
             report("describe", 0.0)
             model = describe(checkpoint)
             graph = graphs.build(model.spec)
-            chosen = recipes.load(recipe or recipes.pick(_parameters(graph)))
+            chosen = recipes.load(recipe or recipes.pick(graph.parameters))
             choices = {
                 weight.name: chosen.choose(weight, model.weights[weight.name], model.spec) for weight in graph.weights
             }
@@ -58,7 +57,9 @@ def export(
             exact = onnx.emit(graph, weights, folder.path / "decoder-exact.onnx", precision=lambda op: "float")
             _write_texts(folder.path, files)
             manifest = _describe(name or folder.target.stem, model, schemes, chosen, files)
-            draft = Bundle(folder.path, replace(manifest, graphs={"exact": exact}, files=_sums(folder.path)))
+            draft = Bundle(
+                folder.path, replace(manifest, graphs={"exact": exact}, files=_sums(folder.path, bundles.TOKENIZER))
+            )
             decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
             table = {"decoder": decoder, "exact": exact}
             notes = _notes(choices, model)
@@ -71,17 +72,6 @@ def export(
     finally:
         checkpoint.close()
     return bundles.open_bundle(target)
-
-
-def _parameters(graph: Graph) -> int:
-    return sum(_numel(weight.shape) for weight in graph.weights)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _describe(name: str, model: Model, schemes: Mapping[str, str], recipe: Recipe, files: TokenizerFiles) -> Manifest:
@@ -116,9 +106,9 @@ def _write_texts(folder: Path, files: TokenizerFiles) -> None:
         (folder / bundles.TEMPLATE).write_text(files.chat_template, encoding="utf-8", newline="\n")
 
 
-def _sums(folder: Path) -> dict[str, FileInfo]:
-    """Size and SHA-256 of every file of the bundle but the manifest, by relative path."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+def _sums(folder: Path, pattern: str = "*") -> dict[str, FileInfo]:
+    """Size and SHA-256 of the files so far whose name fits the pattern, by relative path."""
+    found = sorted(path for path in folder.rglob(pattern) if path.is_file() and not path.name.startswith("."))
     return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, bundles.sha256(path)) for path in found}
 
 

@@ -110,7 +110,7 @@ def check(bundle: Bundle) -> dict[str, Any]:
 
 def affordable(bundle: Bundle) -> bool:
     """Whether a check fits an export: larger models are checked on demand, since a runtime holds them whole."""
-    return sum(bundle.weights.count(weight.name) for weight in bundle.graph.weights) <= KEEP_LIMIT
+    return bundle.graph.parameters <= KEEP_LIMIT
 
 
 def sample_ids(bundle: Bundle, tokens: int) -> list[int]:

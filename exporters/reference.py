@@ -45,8 +45,7 @@ class Reference:
         self._context = context
         self._read = read
         self._visible = visible or self._by_window
-        small = sum(math.prod(weight.shape) for weight in graph.weights) <= KEEP_LIMIT
-        self._keep = small if keep is None else keep
+        self._keep = graph.parameters <= KEEP_LIMIT if keep is None else keep
         self._kept: dict[str, Array] = {}
         self.reset()
 

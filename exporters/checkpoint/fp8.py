@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edge.errors import CheckpointError
 from exporters.checkpoint import SourceTensor
 from exporters.checkpoint.source import PLAIN_DTYPES, row_range
-from exporters.checkpoint.stored import StoredTensor, Uncoded
+from exporters.checkpoint.stored import OneStored, StoredTensor
 
 DTYPES = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("weight_scale_inv", "weight_scale")
@@ -42,24 +42,11 @@ _E4M3 = _e4m3()
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Tensor(Uncoded):
+class Fp8Tensor(OneStored):
     """An FP8 matrix; `block` is how many rows and columns share a scale."""
 
-    stored: StoredTensor
     scales: StoredTensor
     block: tuple[int, int]
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def note(self) -> str:

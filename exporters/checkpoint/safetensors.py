@@ -19,29 +19,15 @@ from edge.safetensors import TensorInfo, read_header
 from exporters.checkpoint import SourceTensor, TokenizerFiles, quantized
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
 from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile
-from exporters.checkpoint.stored import StoredTensor, Uncoded
+from exporters.checkpoint.stored import OneStored, StoredTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
-class SafetensorsTensor(Uncoded):
+class SafetensorsTensor(OneStored):
     """A tensor of plain numbers: F32, F16 or BF16."""
-
-    stored: StoredTensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     @property
     def note(self) -> str:

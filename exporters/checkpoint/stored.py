@@ -73,6 +73,25 @@ class Uncoded:
         raise InternalError(f"{type(self).__name__}: there are no codes to carry ({start}…{stop})")
 
 
+@dataclass(frozen=True, slots=True)
+class OneStored(Uncoded):
+    """The part of a SourceTensor whose name, shape and dtype are those of one stored tensor."""
+
+    stored: StoredTensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+
 def fits_half(numbers: npt.NDArray[np.float32]) -> bool:
     """Whether every number is a finite float16."""
     with np.errstate(over="ignore"):
