@@ -1,7 +1,7 @@
 # make run     install into .venv, fetch and export the default model, answer PROMPT
 # make test    install what the tests need, and run them
 # make check   format, lint, strict types, sizes, and whether docs/commands.md is up to date
-# make fuzz    look for inputs that break a reader: SECONDS each (60), TARGET gguf, safetensors, tokenizer, manifest or all
+# make fuzz    look for inputs that break a reader: SECONDS each (60), TARGET a name of tests/fuzz/targets.py, or all
 # A second call of any of them repeats none of the setup.
 
 PYTHON ?= python3

@@ -7,7 +7,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,18 +18,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: seconds to the first token and for the others; processor seconds that the wait before it took."""
+    """One run: seconds to the first token and for the others; processor seconds that the wait before it took.
+
+    `peak_bytes` is the most memory that the process has had until then; None where the system does not tell.
+    """
 
     prefill_s: float
     decode_s: float
     idle_cpu_s: float
+    peak_bytes: int | None
 
 
 class Engine(Protocol):
     """Something that measures one prompt when it is told to, and does nothing in between."""
-
-    @property
-    def name(self) -> str: ...
 
     def run(self, prompt: Sequence[int], new: int) -> Sample: ...
 
@@ -57,12 +58,20 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """A process that speaks the protocol of `benchmarks.workers.loop`. A context manager that ends it."""
+    """A process that speaks the protocol of `benchmarks.workers.loop`. A context manager that ends it.
+
+    `engine` is its name and version, `load_s` what opening the model took; `kv_bytes` are reserved for keys and
+    values, `kv_row_bytes` hold a token's in one layer, both 0 where an engine does not tell.
+    """
 
     def __init__(self, name: str, line: Sequence[str]) -> None:
         self.name = name
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        self.engine: str = self._read()["engine"]
+        ready = self._read()
+        self.engine: str = ready["engine"]
+        self.load_s: float = ready["load_s"]
+        self.kv_bytes: int = ready["kv_bytes"]
+        self.kv_row_bytes: float = ready["kv_row_bytes"]
 
     def run(self, prompt: Sequence[int], new: int) -> Sample:
         assert self._process.stdin
@@ -99,32 +108,32 @@ class Worker:
         self.close()
 
 
-def measure(
+def rounds(
     engines: Sequence[Engine], prompts: Sequence[Sequence[int]], new: int, *, pause_s: float = 0.0
-) -> dict[str, list[Sample]]:
-    """Run the engines in turn on each prompt (A B, A B, …), one at a time; the first prompt only warms up.
+) -> Iterator[list[Sample]]:
+    """Run the engines in turn on each prompt (A B, A B, …), one at a time: their samples, for every prompt but the
+    first, which only warms up.
 
     The pause before each run is for the threads of the engine before, which may look for more work for a while.
     """
-    samples: dict[str, list[Sample]] = {engine.name: [] for engine in engines}
     for number, prompt in enumerate(prompts):
+        samples = []
         for engine in engines:
             time.sleep(pause_s)
-            sample = engine.run(prompt, new)
-            if number:
-                samples[engine.name].append(sample)
-    return samples
+            samples.append(engine.run(prompt, new))
+        if number:
+            yield samples
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Medians of one engine in tokens a second, and how they stand to the baseline's.
+    """Medians of one engine in seconds and tokens a second, and how they stand to the baseline's.
 
     `*_ratio` is the ratio of the medians, `*_paired` the median of the rounds' own ratios; above 1 is faster.
     `idle_cpu_s` is the processor time that a wait for the next run took, on average.
     """
 
-    name: str
+    ttft_s: float
     prefill: float
     decode: float
     prefill_ratio: float
@@ -132,19 +141,20 @@ class Rates:
     prefill_paired: float
     decode_paired: float
     idle_cpu_s: float
+    peak_bytes: int | None
 
 
-def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int, new: int) -> list[Rates]:
-    """The rates of every engine against the baseline's, from runs of `prompt` and `new` tokens in the same rounds."""
+def compare(samples: Sequence[Sequence[Sample]], baseline: int, prompt: int, new: int) -> list[Rates]:
+    """The rates of every engine, from the same rounds of `prompt` and `new` tokens; `baseline` is one's index."""
     base_prefill = [prompt / sample.prefill_s for sample in samples[baseline]]
     base_decode = [new / sample.decode_s for sample in samples[baseline]]
     found = []
-    for name, runs in samples.items():
+    for runs in samples:
         prefill = [prompt / sample.prefill_s for sample in runs]
         decode = [new / sample.decode_s for sample in runs]
         found.append(
             Rates(
-                name=name,
+                ttft_s=statistics.median(sample.prefill_s for sample in runs),
                 prefill=statistics.median(prefill),
                 decode=statistics.median(decode),
                 prefill_ratio=statistics.median(prefill) / statistics.median(base_prefill),
@@ -152,6 +162,7 @@ def compare(samples: Mapping[str, Sequence[Sample]], baseline: str, prompt: int,
                 prefill_paired=_paired(prefill, base_prefill),
                 decode_paired=_paired(decode, base_decode),
                 idle_cpu_s=statistics.mean(sample.idle_cpu_s for sample in runs),
+                peak_bytes=runs[-1].peak_bytes,
             )
         )
     return found

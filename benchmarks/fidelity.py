@@ -7,7 +7,8 @@ The source's float32 weights run in the exporter's reference interpreter. The te
 test set with its tokenization marks undone, encoded without control tokens: 8 chunks of 512 ids (4 for vocabularies
 over 200,000; a chunk starts with a BOS where the model's tokenizer adds one). KL(source ‖ model) and agreement are over
 positions from 64 on, perplexity over all of a chunk. Each bundle is run by its exact ONNX graph, which
-shows what the weights lost, by the graph that ONNX Runtime uses, and by the native engine where it was built.
+shows what the weights lost, by the graph that ONNX Runtime uses, and by the native engine where it was built, with its
+own cache and in int8.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from benchmarks import models, peers, tables
 from edge import graph as graphs
 from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.kv import KvDtype
 from edge.runtime import support
 from edge.tokenizer import Tokenizer
 from exporters import parity
@@ -119,7 +121,10 @@ def main() -> int:
             model = _bundle_model(bundle, "onnx", exact=graph == "exact")
             compared[f"{name}, ONNX, {graph} graph"] = (_size(bundle, graph), model)
         if support("native").devices:
-            compared[f"{name}, native engine"] = (_size(bundle, None), _bundle_model(bundle, "native", exact=False))
+            size = _size(bundle, None)
+            compared[f"{name}, native engine"] = (size, _bundle_model(bundle, "native", exact=False))
+            int8 = _bundle_model(bundle, "native", exact=False, kv_dtype="int8")
+            compared[f"{name}, native engine, int8 cache"] = (size, int8)
     checkpoint = open_checkpoint(options.source or models.default_source())
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(checkpoint):
         compared.update(_peers(options, parts, Path(scratch)))
@@ -149,7 +154,8 @@ def measure(
 def _source_model(checkpoint: Checkpoint) -> Model:
     """The float32 weights of a checkpoint, in the reference interpreter."""
     model = describe(checkpoint)
-    reference = Reference(graphs.build(model.spec), parity.source_reader(model.weights))
+    # Some ropes depend on the context that is planned; the bundles are run with that of a chunk.
+    reference = Reference(graphs.build(model.spec), parity.source_reader(model.weights), context=LENGTH)
 
     def run(ids: list[int]) -> Logits:
         reference.reset()
@@ -158,8 +164,8 @@ def _source_model(checkpoint: Checkpoint) -> Model:
     return run
 
 
-def _bundle_model(bundle: Bundle, runtime: str, *, exact: bool) -> Model:
-    return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256, runtime=runtime)
+def _bundle_model(bundle: Bundle, runtime: str, *, exact: bool, kv_dtype: KvDtype = "auto") -> Model:
+    return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256, runtime=runtime, kv_dtype=kv_dtype)
 
 
 def _size(bundle: Bundle, graph: str | None) -> int:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import edge
+from benchmarks import synthetic
+from edge.bundle import MANIFEST
 from edge.catalog import find, load_catalog
 from edge.download import fetch
 
@@ -30,11 +33,23 @@ def default_source() -> Path:
 def default_bundle(recipe: str) -> Path:
     """The default model's bundle under a shipped recipe. Raises what exporting raises."""
     path = FOLDER / f"{recipe}.dsedge"
-    manifest = path / "manifest.json"
-    if not manifest.is_file() or manifest.stat().st_mtime < _changed():
-        FOLDER.mkdir(parents=True, exist_ok=True)
+    if not _current(path):
         _tell(f"export {path}", 0.0)
         edge.export(default_source(), path, recipe=recipe)
+    return path
+
+
+def large_bundle() -> Path:
+    """A bundle of Qwen2.5-7B's shape, other numbers in every tensor, under the recipe of equal bits.
+
+    Making it takes minutes, and for a while 20 GB of disk. Raises what exporting raises.
+    """
+    path = FOLDER / "7b-shape.dsedge"
+    if not _current(path):
+        with tempfile.TemporaryDirectory(dir=FOLDER) as source:
+            _tell(f"make {path}", 0.0)
+            synthetic.write(Path(source), synthetic.QWEN_7B["num_hidden_layers"])
+            edge.export(source, path, recipe=EQUAL_BITS)
     return path
 
 
@@ -46,10 +61,12 @@ def output_of(line: Sequence[str]) -> str:
     return done.stdout
 
 
-def _changed() -> float:
-    """When the exporter's code or data last changed."""
+def _current(path: Path) -> bool:
+    """Whether a bundle is there and newer than the exporter's code and data. The folder for it is there afterwards."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     files = (file for folder in _CODE for file in (ROOT / folder).rglob("*") if file.suffix in (".py", ".toml"))
-    return max(file.stat().st_mtime for file in files)
+    manifest = path / MANIFEST
+    return manifest.is_file() and manifest.stat().st_mtime >= max(file.stat().st_mtime for file in files)
 
 
 def _tell(stage: str, share: float) -> None:

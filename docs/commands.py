@@ -69,7 +69,7 @@ def _spelling(param: Any) -> str:
     """`MODEL`, `-o, --out OUT.dsedge` or `--raw`."""
     if param.param_type_name == "argument":
         return str(param.metavar)
-    names = ", ".join(param.opts)
+    names = ", ".join([*param.opts, *param.secondary_opts])
     return names if param.is_flag else f"{names} {param.metavar}"
 
 

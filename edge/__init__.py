@@ -20,10 +20,11 @@ _EXPORTS = {
     "load": "edge.pipeline",
     "Pipeline": "edge.pipeline",
     "Result": "edge.generation",
-    "Delta": "edge.reasoning",
+    "Delta": "edge.sections",
     "Stats": "edge.generation",
     "Stream": "edge.generation",
     "TokenEvent": "edge.generation",
+    "ToolCall": "edge.calls",
     "GenerateOptions": "edge.options",
     "RuntimeOptions": "edge.options",
     "Bundle": "edge.bundle",
@@ -37,12 +38,13 @@ _EXPORTS = {
 
 if TYPE_CHECKING:
     from edge.bundle import Bundle, open_bundle, verify_bundle
+    from edge.calls import ToolCall
     from edge.errors import EdgeError, InternalError, UserError
     from edge.exporting import export
     from edge.generation import Result, Stats, Stream, TokenEvent
     from edge.options import GenerateOptions, RuntimeOptions
     from edge.pipeline import Pipeline, load
-    from edge.reasoning import Delta
+    from edge.sections import Delta
 
 __all__ = [
     "Bundle",
@@ -56,6 +58,7 @@ __all__ = [
     "Stats",
     "Stream",
     "TokenEvent",
+    "ToolCall",
     "UserError",
     "export",
     "load",

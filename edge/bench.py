@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import edge
+from edge.cores import physical_cores
 from edge.errors import OptionError
+from edge.kv import KvDtype
 from edge.memory import peak_memory
 from edge.options import GenerateOptions, RuntimeOptions
-from edge.runtime import physical_cores
 
 if TYPE_CHECKING:
     from edge.pipeline import Pipeline
@@ -31,6 +32,7 @@ class BenchOptions:
     threads: int | None = None
     runs: int = 5
     seed: int = 0
+    kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
         for name, low in (("prompt", 1), ("new", 2), ("runs", 1), ("seed", 0)):
@@ -80,6 +82,7 @@ def bench(model: str | Path, options: BenchOptions) -> Report:
         device=options.device,
         threads=options.threads,
         context=options.prompt + options.new,
+        kv_dtype=options.kv_dtype,
     )
     with edge.load(model, opened) as pipeline:
         load_s = time.perf_counter() - start

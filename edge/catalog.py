@@ -7,6 +7,7 @@ same form, named by DSEDGE_CATALOG or by an option. `edge.download` fetches what
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from edge.errors import NotFoundError, OptionError
+from edge.paths import expanded
 
 Form = Literal["file", "folder", "bundle"]
 VARIABLE = "DSEDGE_CATALOG"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # of a model
+_FILE = re.compile(r"(?![.])[^/\\:\x00-\x1f\x7f]+")  # the plain name of a file, on any system
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Nothing but a name and a version: options and addresses would make pip build, and run, what it finds there.
+_PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +140,10 @@ def find(name: str, extra: Path | None = None) -> Model:
 
 def _read(path: Path) -> dict[str, Model]:
     try:
-        return _models(tomllib.loads(path.read_text(encoding="utf-8")), path.absolute().parent)
+        return _models(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.absolute().parent)
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: no such catalogue; see {VARIABLE} and --catalog") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise OptionError(f"catalogue {path}: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
@@ -150,16 +157,22 @@ def _models(data: Mapping[str, Any], base: Path) -> dict[str, Model]:
 def _model(name: str, entry: Mapping[str, Any], base: Path) -> Model:
     """Raises ValueError, KeyError or TypeError for an entry that says too little, too much or the impossible."""
     sources = tuple(_source(item, base) for item in entry["sources"])
-    model = Model(name=name, **{**entry, "sources": sources})
+    pin = entry.get("sha256")  # some tools write it large
+    given = {**entry, "sources": sources, "sha256": pin.lower() if isinstance(pin, str) else pin}
+    model = Model(name=name, **given)
     texts = (model.title, model.family, model.variant, model.license, model.file, model.sha256 or "", model.terms or "")
-    if not all(isinstance(text, str) for text in texts) or type(model.size) is not int:
+    if not all(isinstance(text, str) for text in texts) or type(model.size) is not int or model.size < 0:
         raise ValueError(f"model {name}: size is a whole number, the other keys are texts")
+    if not NAME.fullmatch(name):
+        raise ValueError(f"model {name!r}: a name is letters, digits, '.', '_' and '-'")
     if model.form not in get_args(Form) or not sources:
         raise ValueError(f"model {name}: form is one of {', '.join(get_args(Form))}, and there is a source at least")
-    if (model.form == "file") != bool(model.file) or Path(model.file).name != model.file:
+    if (model.form == "file") != bool(model.file) or (model.file and not _FILE.fullmatch(model.file)):
         raise ValueError(f"model {name}: file is the plain name of a model of the form file, and of no other")
     if model.form == "folder" and model.sha256:
         raise ValueError(f"model {name}: a folder has no sha256")
+    if model.sha256 is not None and not _SHA256.fullmatch(model.sha256):
+        raise ValueError(f"model {name}: sha256 is {model.sha256!r}; it is 64 hex digits")
     for source in sources:
         if model.form not in source.forms or (isinstance(source, Hub) and (model.form == "file") != bool(source.file)):
             raise ValueError(f"model {name}: {source} cannot deliver a {model.form}")
@@ -173,9 +186,14 @@ def _source(item: Mapping[str, Any], base: Path) -> Source:
         raise ValueError(f"source kind {item['kind']!r} is none of {', '.join(SOURCES)}")
     if kind is Wheel:
         parts = tuple((str(requirement), str(member)) for requirement, member in fields.pop("parts"))
+        loose = next((requirement for requirement, _ in parts if not _PINNED.fullmatch(requirement)), None)
+        if loose is not None or not parts:
+            raise ValueError(f"{loose!r} is no pinned requirement, NAME==VERSION")
         return Wheel(parts, **fields)
     if not all(isinstance(value, str) for value in fields.values()):
         raise ValueError(f"a source of kind {item['kind']} has a value that is no text")
+    if kind is Hub and {"", ".", ".."} & set(fields.get("file", "x").split("/")):
+        raise ValueError(f"hub file {fields['file']!r} is no path of a file in a repository")
     if kind is Local:
-        return Local(base / Path(fields.pop("path")).expanduser(), **fields)
+        return Local(base / expanded(fields.pop("path")), **fields)
     return kind(**fields)

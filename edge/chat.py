@@ -25,16 +25,18 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from edge.errors import BundleError, OptionError
-from edge.tokenizer import ControlTokens, Tokenizer, check_text, digits
+from edge.errors import BundleError, OptionError, UnsupportedError
+from edge.messages import Arguments, prepare
+from edge.tokenizer import ControlTokens, Tokenizer, digits
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+_SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
+_GIVEN = ("messages", "tools", "add_generation_prompt")  # variables that are no option
 
 
 class ChatTemplate:
     """A chat template. `special` holds the variables that templates expect, such as {"bos_token": "<s>"}.
 
-    `takes_tools` says whether the template looks at tools at all.
+    `looks_at` are the names of the variables that it looks at.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
@@ -43,12 +45,39 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
+            self.looks_at = frozenset(_outside(tree, set(environment.globals)))
         except TemplateSyntaxError as error:
             raise BundleError(f"the chat template is not valid, line {error.lineno}: {error.message}") from error
+        except (SyntaxError, RecursionError, MemoryError) as error:  # what Python cannot compile
+            raise BundleError("the chat template is not valid: it is nested too deeply") from error
         self._special = dict(special)
-        self.takes_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
+        self._tells_null = any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test))
         self._written, self._read = _literals(tree)
         self._latest: tuple[Tokenizer, ControlTokens] | None = None
+
+    def variables(self, thinking: bool | None, others: Mapping[str, Any], *, tools: bool = False) -> dict[str, Any]:
+        """The variables that turn reasoning on or off (None: as the template has it), and others, by name.
+
+        Nothing is asked for in vain: raises UnsupportedError for reasoning that the template cannot turn on or off and
+        for tools (whether there are any) that it would leave out, OptionError for a variable that it does not look at.
+        """
+        if tools and "tools" not in self.looks_at:
+            raise UnsupportedError("the chat template of this model takes no tools; leave them out")
+        known = self.looks_at.difference(_GIVEN, self._special)
+        for name in others:
+            if name not in known:
+                allowed = f"looks at {', '.join(sorted(known))}" if known else "has none"
+                raise OptionError(f"the chat template of this model does not look at a variable {name!r}; it {allowed}")
+        if thinking is None:
+            return dict(others)
+        switch = next((name for name in _SWITCHES if name in known), None)
+        if switch is None:
+            raise UnsupportedError(
+                "the chat template of this model cannot turn reasoning on or off; leave thinking out"
+            )
+        if others.get(switch, thinking) is not thinking:
+            raise OptionError(f"thinking is {thinking} and {switch} is {others[switch]!r}; leave one of them out")
+        return {**others, switch: thinking}
 
     def render(
         self,
@@ -56,16 +85,15 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **extra: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt as text. Messages are mappings with a role and, mostly, content: a string, None (empty text), or
-        a list of {"type": "text", "text": ...} parts, which are joined.
+        a list of {"type": "text", "text": ...} parts, which are joined. `variables` are further ones of the template.
 
         Raises OptionError for messages of another form, and for those that the template refuses, with its reason.
         """
-        prepared = [_message(message, number) for number, message in enumerate(messages)]
-        variables = _marked({**extra, "messages": prepared, "tools": tools}, ControlTokens({}), ("", ""))
-        return self._render(variables, add_generation_prompt)
+        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
+        return self._render(_marked(given, ControlTokens({}), ("", "")), add_generation_prompt)
 
     def encode(
         self,
@@ -74,7 +102,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        **extra: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The prompt as ids, starting with one bos if the tokenizer adds one; control tokens are the template's only.
 
@@ -82,9 +110,8 @@ class ChatTemplate:
         """
         control = self._control(tokenizer)
         before, after = digits(), digits()
-        prepared = [_message(message, number) for number, message in enumerate(messages)]
-        variables = _marked({**extra, "messages": prepared, "tools": tools}, control, (before, after))
-        text = self._render(variables, add_generation_prompt)
+        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
+        text = self._render(_marked(given, control, (before, after)), add_generation_prompt)
         parts = _parts(text, control, (before, after))
         pieces = [control.ids[part] if written else part for part, written in parts]
         return tokenizer.with_bos(tokenizer.encode_parts(pieces, control=control))
@@ -164,38 +191,11 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A message as templates expect it: content a string, no field that is None, reasoning under each of its names."""
-    role = message.get("role")
-    # A plain word: templates build control tokens from roles.
-    if not isinstance(role, str) or not role.replace("_", "").replace("-", "").isalnum():
-        raise OptionError(
-            f"message {number} has the role {role!r}; it must be a word such as system, user or assistant"
-        )
-    result = {key: value for key, value in message.items() if value is not None}
-    if "content" in message:
-        result["content"] = _text(message["content"], number)
-    for key, value in result.items():
-        if isinstance(value, str):
-            check_text(value, f"the {key} of message {number}")
-    reasoning = next((result[name] for name in _REASONING if name in result), None)
-    return result if reasoning is None else {"thinking": reasoning, **result, "reasoning_content": reasoning}
-
-
-def _text(content: Any, number: int) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise OptionError(f"message {number} has content of type {type(content).__name__}; give a string or text parts")
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise OptionError(
-                f'message {number} has a part {kind!r}; only {{"type": "text", "text": "..."}} is supported'
-            )
-    return "".join(part["text"] for part in content)
+def _is_content(node: nodes.Node) -> bool:
+    """Whether an expression is the content of something."""
+    if isinstance(node, nodes.Getitem):
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Getattr) and node.attr == "content"
 
 
 def _marked(value: Any, control: ControlTokens, marks: tuple[str, str]) -> Any:
@@ -207,6 +207,8 @@ def _marked(value: Any, control: ControlTokens, marks: tuple[str, str]) -> Any:
             pieces += [value[done:start], marks[0], value[start:end], marks[1]]
             done = end
         return "".join([*pieces, value[done:]])
+    if isinstance(value, Arguments):
+        return Arguments(_marked(dict(value), control, marks), _marked(str(value), control, marks))
     if isinstance(value, Mapping):
         return {_marked(key, control, marks): _marked(item, control, marks) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -230,6 +232,34 @@ def _parts(text: str, control: ControlTokens, marks: tuple[str, str]) -> Iterato
         yield text[start:end], True
         done = end
     yield text[done:].replace(before, "").replace(after, ""), False
+
+
+def _outside(node: nodes.Node, bound: set[str]) -> set[str]:
+    """The names that `node` may look up outside; `bound`, those that are surely set before it, gets what it sets."""
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load":
+            return {node.name} - bound
+        bound.add(node.name)
+        return set()
+    if isinstance(node, nodes.If):
+        others = [[other.test, *other.body] for other in node.elif_]
+        found = _outside(node.test, bound)
+        branches = [set(bound) for _ in range(len(others) + 2)]
+        for block, inner in zip([node.body, *others, node.else_], branches, strict=True):
+            found |= _all_outside(block, inner)
+        bound |= set.intersection(*branches)
+        return found
+    children = list(node.iter_child_nodes())
+    if isinstance(node, (nodes.Assign, nodes.For)):
+        children[:2] = children[1], children[0]  # what is set comes after what it is set to
+    if isinstance(node, nodes.Macro):
+        bound.add(node.name)
+    scoped = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With, nodes.Scope))
+    return _all_outside(children, bound | {"loop", "caller", "varargs", "kwargs"} if scoped else bound)
+
+
+def _all_outside(block: Sequence[nodes.Node], bound: set[str]) -> set[str]:
+    return set().union(*(_outside(node, bound) for node in block))
 
 
 def _literals(tree: nodes.Template) -> tuple[str, str]:

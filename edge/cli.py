@@ -124,6 +124,8 @@ def _report(error: Exception, *, debug: bool) -> int:
         return _fail(str(error), error.exit_code)
     if isinstance(error, typer.TyperException):
         return _fail(f"{error.format_message()} (see dsedge --help)", error.exit_code)
+    if isinstance(error, OSError) and error.filename is not None:  # a file that no command expected trouble with
+        return _fail(f"{error.filename}: {error.strerror}", 2)
     text = f"{type(error).__name__}: {error}"
     return _fail(f"unexpected {text}; this is a bug: --debug shows where it happened", 1)
 

@@ -15,6 +15,7 @@ from edge.errors import BundleError
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
 QkNorm = Literal["none", "head", "full"]
 Activation = Literal["silu", "gelu_tanh"]
+LAYERS = 4096  # the most that a decoder may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class DecoderSpec:
         for name in sizes:
             if not 0 < getattr(self, name) < 2**31:
                 raise BundleError(f"decoder spec: {name} is {getattr(self, name)}, which is not a size")
-        if not 0 < len(self.layers) <= 4096:
-            raise BundleError(f"decoder spec: {len(self.layers)} layers; 1 to 4096 are allowed")
+        if not 0 < len(self.layers) <= LAYERS:
+            raise BundleError(f"decoder spec: {len(self.layers)} layers; 1 to {LAYERS} are allowed")
         if self.heads % self.kv_heads:
             raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if not 0 < self.norm_eps < 1:
@@ -152,7 +153,7 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
     if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not 0 < rope.original_context < 2**31:
         raise BundleError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
     low, high = rope.low_freq_factor, rope.high_freq_factor
-    if rope.kind in ("yarn", "llama3") and not (_real(low) and _real(high) and 0 < low < high):
+    if rope.kind in ("yarn", "llama3") and not 1e-6 < low < high < 1e6:
         raise BundleError(f"decoder spec: rope kind {rope.kind} with frequency factors {low} and {high}")
     if rope.kind == "yarn" and rope.theta <= 1:
         raise BundleError(f"decoder spec: rope kind yarn with a theta of {rope.theta}; it must be above 1")

@@ -108,6 +108,8 @@ def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Path:
         web.download(base + MANIFEST, manifest, Expected(sha256=model.sha256), progress)
     for name, info in read_manifest(manifest).files.items():
         path = target / relative_path(target, name)
+        if path == manifest:
+            raise BundleError(f"{base}: its manifest lists itself")
         if path.is_file() and path.stat().st_size == info.size and _digest(path, progress) == info.sha256:
             continue
         if name.endswith((PARTIAL, f"{PARTIAL}.tag")):

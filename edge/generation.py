@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from edge.calls import ToolCall
 from edge.options import GenerateOptions
-from edge.reasoning import Delta, Splitter
 from edge.sampling import Sampler
+from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.turns import Turn
 
-FinishReason = Literal["stop", "length", "cancel"]
+FinishReason = Literal["stop", "length", "cancel", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,16 @@ class Result:
     """A finished answer.
 
     text            the answer; `reasoning` is what a reasoning model wrote between its think tags before it
-    finish_reason   "stop": an end token or stop string; "length": max_tokens or a full context; "cancel"
+    tool_calls      the calls of offered tools, which are no part of the text
+    finish_reason   "stop": an end token or stop string; "tool_calls": an end token after calls; "length": max_tokens or
+                    a full context; "cancel"
     cached_tokens   prompt tokens that an earlier call had left in the cache
     dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
     """
 
     text: str
     reasoning: str
+    tool_calls: tuple[ToolCall, ...]
     tokens: tuple[int, ...]
     finish_reason: FinishReason
     stop: str | None
@@ -70,6 +74,15 @@ class Result:
     kv_used: int
     kv_slots: int
     stats: Stats
+
+    def to_message(self) -> dict[str, Any]:
+        """The answer as a message, to go on with the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:  # whether older reasoning stays in the prompt is for the template to say
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_message() for call in self.tool_calls]
+        return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +194,10 @@ def _generate(
 class Stream:
     """One answer as text: an iterator of pieces that never split a character. Afterwards `result` is there.
 
-    `deltas` gives the pieces of a reasoning model's thoughts as well, which the iterator leaves out.
+    `deltas` gives a reasoning model's thoughts and the calls of tools as well, which the iterator leaves out.
     """
 
-    def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter | None, kv_slots: int) -> None:
+    def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter, kv_slots: int) -> None:
         self.result: Result | None = None
         self._run = run
         self._text = text
@@ -198,11 +211,11 @@ class Stream:
     def __next__(self) -> str:
         while True:
             delta = self._advance()
-            if not delta.reasoning:
+            if not delta.reasoning and not delta.call:
                 return delta.text
 
     def deltas(self) -> Iterator[Delta]:
-        """The pieces from here on, reasoning among them, each marked as what it is."""
+        """The pieces from here on, reasoning and calls among them, each marked as what it is."""
         with contextlib.suppress(StopIteration):
             while True:
                 yield self._advance()
@@ -222,11 +235,14 @@ class Stream:
 
     def _finish(self) -> None:
         progress = self._run.progress
+        calls = tuple(part.call for part in self._parts if part.call)
+        called = calls and progress.finish_reason == "stop" and self._text.stopped is None
         self.result = self.result or Result(
             text="".join(part.text for part in self._parts if not part.reasoning),
             reasoning="".join(part.text for part in self._parts if part.reasoning),
+            tool_calls=calls,
             tokens=tuple(progress.tokens),
-            finish_reason=progress.finish_reason,
+            finish_reason="tool_calls" if called else progress.finish_reason,
             stop=self._text.stopped,
             prompt_tokens=progress.prompt_tokens,
             completion_tokens=len(progress.tokens),
@@ -239,20 +255,14 @@ class Stream:
         )
 
 
-def _deltas(
-    run: TokenRun, text: TextStream, splitter: Splitter | None, parts: list[Delta]
-) -> Generator[Delta, None, None]:
+def _deltas(run: TokenRun, text: TextStream, splitter: Splitter, parts: list[Delta]) -> Generator[Delta, None, None]:
     for piece in _pieces(run, text):
-        for delta in _split(piece, splitter):
+        for delta in splitter.push(piece):
             parts.append(delta)
             yield delta
-    for delta in splitter.finish() if splitter else ():
+    for delta in splitter.finish():
         parts.append(delta)
         yield delta
-
-
-def _split(piece: str, splitter: Splitter | None) -> Sequence[Delta]:
-    return splitter.push(piece) if splitter else (Delta(piece),)
 
 
 def _pieces(run: TokenRun, text: TextStream) -> Generator[str, None, None]:

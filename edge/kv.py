@@ -24,6 +24,7 @@ from edge.decoder import DecoderSpec
 from edge.errors import OptionError, PromptTooLongError
 
 Policy = Literal["error", "sliding"]
+KvDtype = Literal["auto", "float32", "float16", "int8"]
 Positions = npt.NDArray[np.int64]
 
 
@@ -70,6 +71,17 @@ def plan_layout(spec: DecoderSpec, context: int, *, chunk: int = 256, sinks: int
         else:
             rings.append(RingLayout(min(context, window + chunk), window, 0, bounded=True))
     return KvLayout(tuple(rings), context, chunk, sequences)
+
+
+def row_bytes(spec: DecoderSpec, dtype: str) -> int:
+    """Bytes of one token's keys and values in one layer; in int8, each head's have a float16 scale.
+
+    Raises OptionError for a dtype that is none.
+    """
+    sizes = {"float32": 4 * spec.head_dim, "float16": 2 * spec.head_dim, "int8": spec.head_dim + 2}
+    if dtype not in sizes:
+        raise OptionError(f"kv_dtype is {dtype!r}; it must be one of {', '.join(sizes)}")
+    return 2 * spec.kv_heads * sizes[dtype]
 
 
 @dataclass(frozen=True, slots=True)

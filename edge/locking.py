@@ -12,7 +12,10 @@ from typing import IO
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Take an exclusive lock that lasts until the file is closed; False if another process holds it."""
+    """Take an exclusive lock that lasts until the file is closed; False if another process holds it.
+
+    Raises OSError where files cannot be locked: some network file systems have no locks.
+    """
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -22,7 +25,7 @@ def try_lock(file: IO[bytes]) -> bool:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):  # the latter on Windows
         return False
     return True
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import get_args
+from typing import Any, get_args
 
 from edge.errors import OptionError
-from edge.kv import Policy
+from edge.kv import KvDtype, Policy
 
 _LARGEST_BIAS = 100.0  # OpenAI's range: enough to force a token or to ban it
 _INFINITY = float("inf")
@@ -27,6 +27,7 @@ class RuntimeOptions:
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward
     exact     the verification graph where the backend has one: slow, float activations
+    kv_dtype  how keys and values are kept; "auto": as the backend does by itself. int8 has a scale for each kept row
     """
 
     runtime: str = "auto"
@@ -38,6 +39,7 @@ class RuntimeOptions:
     chunk: int = 256
     sequences: int = 1
     exact: bool = False
+    kv_dtype: KvDtype = "auto"
 
     def __post_init__(self) -> None:
         for name in ("runtime", "device"):
@@ -45,6 +47,8 @@ class RuntimeOptions:
         if self.policy not in get_args(Policy):
             raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
         _check_flag("exact", self.exact)
+        if self.kv_dtype not in get_args(KvDtype):
+            raise OptionError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {', '.join(get_args(KvDtype))}")
         ranges = (
             ("context", 1, 2**31),
             ("sinks", 0, 2**31),
@@ -72,6 +76,8 @@ class GenerateOptions:
     logit_bias          token id → added to its logit, from -100 to 100
     seed                None: a fresh one, reported in the result
     stop                strings that end the answer; they are not part of it. A text alone counts as one of them
+    thinking            whether a model that can reason does; None: as its template has it
+    chat_template_kwargs  variables for the chat template, whatever JSON can hold; it must look at each of them
 
     Raises OptionError for a value of the wrong type or out of range.
     """
@@ -88,6 +94,8 @@ class GenerateOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    thinking: bool | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ranges = (
@@ -112,6 +120,12 @@ class GenerateOptions:
         _check_bias(self.logit_bias)
         object.__setattr__(self, "stop", _stops(self.stop))
         _check_flag("ignore_eos", self.ignore_eos)
+        if self.thinking is not None:
+            _check_flag("thinking", self.thinking)
+        if not isinstance(self.chat_template_kwargs, Mapping):
+            raise OptionError(f"chat_template_kwargs is {self.chat_template_kwargs!r}; it must map names to values")
+        for name in self.chat_template_kwargs:
+            _check_text("a name of chat_template_kwargs", name)
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -1,10 +1,12 @@
-"""The user's folders for data and cache, by each system's own convention."""
+"""The user's folders for data and cache, by each system's own convention, and paths that begin with one (~)."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+
+from edge.errors import NotFoundError, StorageError
 
 
 def data_folder() -> Path:
@@ -19,10 +21,29 @@ def cache_folder() -> Path:
 
 def _folder(override: str, xdg: str, unix: str, mac: str) -> Path:
     if os.environ.get(override):
-        return Path(os.environ[override])
+        return expanded(os.environ[override])
     if sys.platform == "darwin":
-        return Path.home() / mac / "dsedge"
+        return _home() / mac / "dsedge"
     if sys.platform == "win32":
-        local = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+        local = Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData/Local")
         return local / "dsedge" / ("cache" if override == "DSEDGE_CACHE" else "data")
-    return Path(os.environ.get(xdg) or Path.home() / unix) / "dsedge"
+    named = Path(os.environ.get(xdg, ""))
+    # The XDG specification: a relative path is invalid and ignored.
+    return (named if named.is_absolute() else _home() / unix) / "dsedge"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise StorageError(f"this user has no home folder ({error}); set DSEDGE_HOME and DSEDGE_CACHE") from error
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with `~` or `~user` at its front replaced. Raises NotFoundError for a user without a home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise NotFoundError(
+            f"{path}: no such user here, or one without a home folder; begin it with ./ or /"
+        ) from error

@@ -13,13 +13,15 @@ from types import TracebackType
 from typing import Any
 
 from edge.bundle import TEMPLATE, TOKENIZER, Bundle, open_bundle
+from edge.calls import control_tags, find_formats
 from edge.chat import ChatTemplate
-from edge.errors import BundleError, OptionError, UnsupportedError
+from edge.errors import BundleError, OptionError
 from edge.generation import Request, Result, Stream, TokenRun
 from edge.kv import plan_layout
 from edge.options import GenerateOptions, RuntimeOptions
-from edge.reasoning import Splitter, find_tags, is_opened
+from edge.reasoning import find_tags, is_opened
 from edge.runtime import Runtime, open_runtime
+from edge.sections import Splitter
 from edge.session import Session
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
@@ -54,6 +56,7 @@ class Pipeline:
         template = bundle.read_text(TEMPLATE)
         self.template = ChatTemplate(template, info.special) if template is not None else None
         self.think_tags = find_tags(template or "", self.tokenizer)
+        self.call_formats = find_formats(template or "", self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
             self._turns = Turns(Session(self.runtime, options.policy))
@@ -61,22 +64,31 @@ class Pipeline:
             self.runtime.close()
             raise
 
-    def encode(self, prompt: Messages | str, *, raw: bool = False, tools: Tools | None = None) -> list[int]:
+    def encode(
+        self,
+        prompt: Messages | str,
+        options: GenerateOptions | None = None,
+        *,
+        raw: bool = False,
+        tools: Tools | None = None,
+    ) -> list[int]:
         """The ids of a prompt: messages or one user message through the template, or with `raw` the text itself.
 
-        `tools` are function descriptions as the OpenAI API has them. Raises OptionError for what cannot be a prompt,
-        UnsupportedError for tools that the template would leave out.
+        `tools` are function descriptions as the OpenAI API has them; of the options, those for the template count.
+        Raises OptionError for what cannot be a prompt, and what `ChatTemplate.variables` raises.
         """
+        options = options or GenerateOptions()
         if raw:
-            if not isinstance(prompt, str) or tools:
-                raise OptionError("a raw prompt is a text; messages and tools need the model's template")
+            if not isinstance(prompt, str) or tools or options.thinking is not None or options.chat_template_kwargs:
+                raise OptionError(
+                    "a raw prompt is a text; messages, tools, thinking and template variables need the model's template"
+                )
             return self.tokenizer.encode_prompt(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if self.template is None:
             raise OptionError(f"{self.bundle.manifest.name} has no chat template; use it raw, as a text to continue")
-        if tools and not self.template.takes_tools:
-            raise UnsupportedError(f"the chat template of {self.bundle.manifest.name} takes no tools; leave them out")
-        return self.template.encode(messages, self.tokenizer, tools=tools or None)
+        variables = self.template.variables(options.thinking, options.chat_template_kwargs, tools=bool(tools))
+        return self.template.encode(messages, self.tokenizer, tools=tools or None, variables=variables)
 
     def tokens(
         self, prompt: Sequence[int], options: GenerateOptions | None = None, *, cancel: threading.Event | None = None
@@ -102,16 +114,18 @@ class Pipeline:
     ) -> Stream:
         """Generate text after messages, a user message, or with `raw` a text to continue. `encode` says what may raise.
 
-        Reasoning is told from the answer, except in the continuation of a raw text. Stop strings end either.
+        Reasoning is told from the answer, except in the continuation of a raw text, and so are calls where the prompt
+        offers tools: by `tools`, a template variable such as `xml_tools`, or a message's field. Stop strings end all.
         """
         options = options or GenerateOptions()
-        ids = self.encode(prompt, raw=raw, tools=tools)
+        ids = self.encode(prompt, options, raw=raw, tools=tools)
         run = self.tokens(ids, options, cancel=cancel)
         slots = sum(ring.slots for ring in self.runtime.layout.rings)
         tags = None if raw else self.think_tags
-        splitter = Splitter(tags, opened=is_opened(ids, tags, self.tokenizer)) if tags else None
-        text = TextStream(self.tokenizer, options.stop, spelled=tags.spelled if tags else None)
-        return Stream(run, text, splitter, slots)
+        formats = self.call_formats if tools or _offers_tools(prompt, options) else ()
+        spelled = {**(tags.spelled if tags else {}), **control_tags(formats, self.tokenizer)}
+        splitter = Splitter(tags, formats, opened=tags is not None and is_opened(ids, tags, self.tokenizer))
+        return Stream(run, TextStream(self.tokenizer, options.stop, spelled=spelled), splitter, slots)
 
     def complete(
         self,
@@ -153,6 +167,13 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
+    """Whether tools come another way than as `tools`: in what some templates read instead."""
+    messages = () if isinstance(prompt, str) else prompt
+    by_variable = any(name.endswith("tools") and value for name, value in options.chat_template_kwargs.items())
+    return by_variable or any(message.get("tools") or message.get("functions") for message in messages)
 
 
 def load(name_or_path: str | Path, options: RuntimeOptions | None = None) -> Pipeline:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edge.errors import StorageError, UserError
+from edge.locking import holding
 from edge.paths import data_folder
 
 
@@ -27,11 +28,9 @@ def recorded(model: str) -> dict[str, str]:
 
 def check(model: str, sums: Mapping[str, str]) -> bool:
     """Record the sums of a model that was never received; True then. Raises UserError where the record differs."""
-    known = _read()
-    before = known.get(model)
-    if before is None:
-        _write({**known, model: dict(sums)})
+    if model not in _read() and _record(model, sums):
         return True
+    before = _read()[model]
     changed = sorted({name for name, _ in before.items() ^ sums.items()})
     if changed:
         raise UserError(
@@ -43,22 +42,40 @@ def check(model: str, sums: Mapping[str, str]) -> bool:
 
 def _read() -> dict[str, dict[str, str]]:
     try:
-        data = json.loads(path().read_text(encoding="utf-8"))
+        data: dict[str, dict[str, str]] = json.loads(path().read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{path()}: cannot be read ({error}); mend or remove it") from error
-    if not isinstance(data, dict) or not all(isinstance(item, dict) for item in data.values()):
+    tables = list(data.values()) if isinstance(data, dict) else [None]
+    if not all(isinstance(table, dict) and all(isinstance(sum_, str) for sum_ in table.values()) for table in tables):
         raise StorageError(f"{path()}: is no table of models; mend or remove it")
     return data
 
 
-def _write(data: Mapping[str, Mapping[str, str]]) -> None:
+def _record(model: str, sums: Mapping[str, str]) -> bool:
+    """Add a model; False if another process just did. One process at a time, since the whole file is written anew."""
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=path().parent, prefix=".received-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, sort_keys=True)
-        os.replace(partial, path())
+        with holding(path().with_name(".received.lock")):
+            known = _read()
+            if model in known:
+                return False
+            _write({**known, model: dict(sums)})
+            return True
     except OSError as error:
         raise StorageError(f"{path()}: cannot be written: {error.strerror}") from error
+
+
+def _write(data: Mapping[str, Mapping[str, str]]) -> None:
+    """In one step: a damaged record would be refused, and with it every model that is not pinned."""
+    handle, partial = tempfile.mkstemp(dir=path().parent, prefix=".received-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(handle)
+        os.replace(partial, path())
+    except OSError:
+        os.unlink(partial)
+        raise

@@ -7,8 +7,6 @@ does not know policies, prompts, text or sampling, and it keeps no bookkeeping o
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -136,19 +134,13 @@ def pick_device(name: str, options: RuntimeOptions, devices: Sequence[str]) -> s
     return options.device
 
 
-def physical_cores() -> int:
-    """Cores that this process may run on, hyper-threads counted once where the system tells them apart."""
-    allowed = set(range(os.cpu_count() or 1))
-    if sys.platform == "linux":
-        allowed = os.sched_getaffinity(0)
-    siblings = set()
-    for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", encoding="ascii") as file:
-                siblings.add(file.read().strip())
-        except OSError:
-            return len(allowed)
-    return len(siblings)
+def pick_kv_dtype(name: str, options: RuntimeOptions, offered: Sequence[str]) -> str:
+    """How to keep keys and values: the first way for "auto". Raises UnsupportedError naming what there is otherwise."""
+    if options.kv_dtype == "auto":
+        return offered[0]
+    if options.kv_dtype not in offered:
+        raise UnsupportedError(f"runtime {name} offers kv_dtype {', '.join(offered)}, not {options.kv_dtype}")
+    return options.kv_dtype
 
 
 def check_want(want: str, supported: Sequence[Want], runtime: str) -> None:

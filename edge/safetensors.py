@@ -66,6 +66,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 def _entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(f"numbers of the type {dtype!r} are not known here")
         numbers = [*shape, start, stop]
         if not all(type(n) is int and 0 <= n < 2**62 for n in numbers) or len(shape) > 16:
             raise ValueError("sizes and offsets must be small non-negative integers")

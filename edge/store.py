@@ -12,24 +12,27 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from edge.catalog import load_catalog
+from edge.catalog import NAME, load_catalog
 from edge.errors import NotFoundError, OptionError, StorageError
-from edge.paths import data_folder
+from edge.paths import data_folder, expanded
 
 SUFFIX = ".dsedge"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Devices on Windows, whatever follows a dot.
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
 def check_name(name: str) -> str:
     """The name itself. Raises OptionError unless it is fit to be a folder's name on every system."""
-    if not _NAME.fullmatch(name) or name.endswith((".", SUFFIX)) or _DEVICES.fullmatch(name):
+    if not _fits(name):
         raise OptionError(
             f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', starting with a letter or digit, "
             f"at most 100 of them, without {SUFFIX} at the end, and no name of a Windows device such as con"
         )
     return name
+
+
+def _fits(name: str) -> bool:
+    return bool(NAME.fullmatch(name)) and not name.endswith((".", SUFFIX)) and not _DEVICES.fullmatch(name)
 
 
 def folder() -> Path:
@@ -55,12 +58,14 @@ def place(name: str) -> Path:
 
 
 def names() -> list[str]:
-    """The names in the store, sorted."""
-    found = folder()
-    if not found.is_dir():
+    """The names in the store, sorted. Raises StorageError if it cannot be read."""
+    try:
+        found = [path for path in folder().iterdir() if path.name.endswith(SUFFIX) and path.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    stems = (path.name.removesuffix(SUFFIX) for path in found.iterdir() if path.name.endswith(SUFFIX))
-    return sorted(name for name in stems if _NAME.fullmatch(name))
+    except OSError as error:
+        raise StorageError(f"{folder()}: cannot be read: {error.strerror}; see DSEDGE_HOME") from error
+    return sorted(name for name in (path.name.removesuffix(SUFFIX) for path in found) if _fits(name))
 
 
 def resolve(name_or_path: str | Path) -> Path:
@@ -72,13 +77,13 @@ def resolve(name_or_path: str | Path) -> Path:
     text = str(name_or_path)
     separators = {"/", os.sep}
     if isinstance(name_or_path, Path) or text.endswith(SUFFIX) or any(sep in text for sep in separators):
-        path = Path(text).expanduser()
+        path = expanded(text)
         if not path.is_dir():
             raise NotFoundError(
                 _hint(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one", text)
             )
         return path
-    if _NAME.fullmatch(text) and bundle_path(text).is_dir():
+    if text in names():
         return bundle_path(text)
     if text and Path(text).is_dir():
         return Path(text)
@@ -95,8 +100,10 @@ def remove(name: str) -> None:
         raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}")
     try:
         hidden = tempfile.mkdtemp(prefix=".removed-", dir=path.parent)
-        os.replace(path, Path(hidden) / path.name)
-        shutil.rmtree(hidden)
+        try:
+            os.replace(path, Path(hidden) / path.name)
+        finally:
+            shutil.rmtree(hidden)
     except OSError as error:
         raise StorageError(f"{path}: cannot be removed: {error.strerror}") from error
 

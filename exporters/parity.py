@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import NumericsError
-from edge.kv import plan_layout
+from edge.kv import KvDtype, plan_layout
 from edge.options import RuntimeOptions
 from edge.runtime import Runtime, open_runtime
 from edge.session import Session
@@ -128,10 +128,12 @@ def source_reader(source: Mapping[str, SourceTensor]) -> Reader:
     return lambda name, start, stop: source[name].read(start, stop)
 
 
-def run_graph(bundle: Bundle, ids: list[int], *, exact: bool, chunk: int = 48, runtime: str = "onnx") -> Array:
+def run_graph(
+    bundle: Bundle, ids: list[int], *, exact: bool, chunk: int = 48, runtime: str = "onnx", kv_dtype: KvDtype = "auto"
+) -> Array:
     """Logits of every token from a backend, [tokens, vocab], prefilled in chunks as in real use."""
     layout = plan_layout(bundle.spec, len(ids), chunk=chunk)
-    opened: Runtime = open_runtime(bundle, layout, RuntimeOptions(runtime=runtime, exact=exact))
+    opened: Runtime = open_runtime(bundle, layout, RuntimeOptions(runtime=runtime, exact=exact, kv_dtype=kv_dtype))
     try:
         session = Session(opened, "error")
         return np.concatenate([session.step(ids[i : i + chunk], "all") for i in range(0, len(ids), chunk)])

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from edge import rope
 from edge.bundle import Bundle
+from edge.cores import physical_cores
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Support, Want, check_finite, check_want, physical_cores, pick_device
+from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from runtimes.buffers import KvPool
 
 _HIDDEN = np.float32(-1e9)  # finite, so that no row of scores is all minus infinity
@@ -162,6 +163,7 @@ def support() -> Support:
 
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> OnnxRuntime:
+    pick_kv_dtype("onnx", options, ("float32",))
     return OnnxRuntime(bundle, layout, options, pick_device("onnx", options, support().devices))
 
 

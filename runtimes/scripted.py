@@ -27,7 +27,7 @@ from edge.errors import BundleError, ClosedError
 from edge.graph import build
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device
+from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from edge.safetensors import plan_header
 from edge.weights import describe
 
@@ -135,6 +135,7 @@ def support() -> Support:
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> ScriptedRuntime:
     pick_device("scripted", options, support().devices)
+    pick_kv_dtype("scripted", options, ("auto",))
     return ScriptedRuntime(bundle, layout)
 
 

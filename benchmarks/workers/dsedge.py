@@ -7,11 +7,15 @@ import time
 
 import edge
 from benchmarks.workers.loop import serve
+from edge.pipeline import load
+from edge.runtime import Runtime, support
 
 
 def main(bundle: str, threads: int, context: int, runtime: str) -> None:
-    options = edge.RuntimeOptions(runtime=runtime, threads=threads, context=context)
-    with edge.load(bundle, options) as pipeline:
+    support(runtime)  # imports the backend, which is not to count as loading
+    start = time.perf_counter()
+    with load(bundle, edge.RuntimeOptions(runtime=runtime, threads=threads, context=context)) as pipeline:
+        loaded = time.perf_counter() - start
 
         def measure(prompt: list[int], new: int) -> tuple[float, float]:
             pipeline.reset()
@@ -21,7 +25,17 @@ def main(bundle: str, threads: int, context: int, runtime: str) -> None:
             assert len(times) == new + 1
             return times[0] - start, times[-1] - times[0]
 
-        serve(f"dsedge {edge.__version__} ({pipeline.runtime.name})", measure)
+        name = f"dsedge {edge.__version__} ({pipeline.runtime.name})"
+        reserved = pipeline.runtime.kv_bytes
+        row = reserved / kv_rows(pipeline.runtime)
+        serve(name, measure, load_s=loaded, kv_bytes=reserved, kv_row_bytes=row)
+
+
+def kv_rows(runtime: Runtime) -> int:
+    """Rows of keys that are reserved over all layers: a ring's slots, and behind them room for a forward's new rows."""
+    spec, layout = runtime.spec, runtime.layout
+    slots = [layout.rings[spec.windows.index(layer.window)].slots for layer in spec.layers]
+    return layout.sequences * sum(count + layout.chunk for count in slots)
 
 
 if __name__ == "__main__":

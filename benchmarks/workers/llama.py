@@ -12,7 +12,9 @@ from benchmarks.workers.loop import serve
 
 
 def main(path: str, threads: int, context: int) -> None:
+    start = time.perf_counter()
     model = llama_cpp.Llama(path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+    loaded = time.perf_counter() - start
 
     def likeliest() -> int:
         # The binding's own `sample` copies all candidates each time, which a small model would feel.
@@ -30,7 +32,7 @@ def main(path: str, threads: int, context: int) -> None:
             token = likeliest()
         return first - start, time.perf_counter() - first
 
-    serve(f"llama-cpp-python {llama_cpp.__version__}", measure)
+    serve(f"llama-cpp-python {llama_cpp.__version__}", measure, load_s=loaded)
 
 
 if __name__ == "__main__":

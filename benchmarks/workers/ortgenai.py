@@ -13,9 +13,11 @@ from benchmarks.workers.loop import serve
 
 
 def main(folder: str, threads: int, context: int) -> None:
+    start = time.perf_counter()
     config = og.Config(folder)
     config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
     model = og.Model(config)
+    loaded = time.perf_counter() - start
 
     def measure(prompt: list[int], new: int) -> tuple[float, float]:
         params = og.GeneratorParams(model)
@@ -30,7 +32,7 @@ def main(folder: str, threads: int, context: int) -> None:
             generator.generate_next_token()
         return first - start, time.perf_counter() - first
 
-    serve(f"ONNX Runtime GenAI {og.__version__}", measure)
+    serve(f"ONNX Runtime GenAI {og.__version__}", measure, load_s=loaded)
 
 
 if __name__ == "__main__":

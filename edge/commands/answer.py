@@ -16,35 +16,46 @@ from edge.options import GenerateOptions
 
 if TYPE_CHECKING:
     from edge.generation import Result
-    from edge.pipeline import Pipeline
+    from edge.pipeline import Pipeline, Tools
 
 INTERRUPTED = 130
 Request = str | Sequence[Mapping[str, Any]]
 
 
 def stream(
-    pipeline: Pipeline, request: Request, options: GenerateOptions, *, raw: bool = False, show: bool = True
+    pipeline: Pipeline,
+    request: Request,
+    options: GenerateOptions,
+    *,
+    raw: bool = False,
+    tools: Tools | None = None,
+    show: bool = True,
 ) -> Result:
     """Generate an answer, printed as it grows if `show`. Ctrl-C ends it early: finish_reason is then "cancel".
 
-    Reasoning goes to stderr, dimmed on a terminal. On a terminal, control characters that the model writes are spelled
-    out; a pipe gets the answer as it is.
+    Reasoning goes to stderr, dimmed on a terminal; so does a line for each call of a tool. On a terminal, control
+    characters that the model writes are spelled out; a pipe gets the answer as it is.
     """
     clean = terminal.visible if sys.stdout.isatty() else str
     last = ""
     thinking = False
     with (
         _cancelled_by_interrupt() as cancel,
-        closing(pipeline.stream(request, options, raw=raw, cancel=cancel)) as answer,
+        closing(pipeline.stream(request, options, raw=raw, tools=tools, cancel=cancel)) as answer,
     ):
         for delta in answer.deltas():
             if not show:
                 continue
             if delta.reasoning:
                 terminal.think(delta.text)
-            else:
-                if thinking:
-                    terminal.note("\n")
+            elif thinking:
+                terminal.note("\n")
+            if delta.call:
+                if last and not last.endswith("\n"):
+                    terminal.say(flush=True)
+                last = ""
+                terminal.note(f"tool call: {delta.call.name} {delta.call.arguments}")
+            elif not delta.reasoning:
                 terminal.say(clean(delta.text), end="", flush=True)
                 last = delta.text
             thinking = delta.reasoning
@@ -52,7 +63,7 @@ def stream(
     assert result is not None  # the stream has ended
     if thinking:
         terminal.note("")
-    if show and not last.endswith("\n"):
+    if show and not last.endswith("\n") and (last or not result.tool_calls):  # calls alone leave stdout empty
         terminal.say(flush=True)
     return result
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from edge import bench, store
 from edge.commands import terminal
-from edge.commands.complete import BundleArgument
+from edge.commands.complete import BundleArgument, KvDtypeOption
+from edge.kv import KvDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,7 @@ class Bench:
     prompt: Annotated[int, typer.Option(metavar="N", help="Random tokens of prompt.")] = 512
     new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 128
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
+    kv_dtype: KvDtypeOption = "auto"
     runs: Annotated[
         int, typer.Option(metavar="N", help="Runs to take the median of, after one that is not counted.")
     ] = 5
@@ -35,6 +37,7 @@ class Bench:
             prompt=self.prompt,
             new=self.new,
             threads=self.threads,
+            kv_dtype=cast(KvDtype, self.kv_dtype),
             runs=self.runs,
         )
         report = bench.bench(store.resolve(self.model), options)

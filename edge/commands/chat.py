@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge.commands import answer, terminal
 from edge.errors import EdgeError, OptionError, StorageError
@@ -17,13 +18,15 @@ from edge.paths import data_folder
 
 if TYPE_CHECKING:
     from edge.generation import Result
-    from edge.pipeline import Pipeline
+    from edge.pipeline import Pipeline, Tools
 
 PROMPT = ">>> "
 HELP = """\
 /help          this list
 /reset         forget the conversation (the system prompt stays)
 /system TEXT   set the system prompt; without TEXT show it
+/thinking on   let the model reason before it answers; /thinking off: not
+/result TEXT   what a tool that the model called gave; nothing is called by itself
 /save FILE     write the conversation to FILE as JSON
 /stats         figures of the last answer
 /quit          leave; so does Ctrl-D, or Ctrl-C twice
@@ -31,7 +34,10 @@ Ctrl-C stops an answer and keeps the conversation."""
 
 
 class Chat:
-    """A conversation over an opened pipeline. `read` gives the next line and raises EOFError at the end."""
+    """A conversation over an opened pipeline. `read` gives the next line and raises EOFError at the end.
+
+    Raises OptionError or UnsupportedError for options that the model's template would not heed.
+    """
 
     def __init__(
         self,
@@ -39,15 +45,18 @@ class Chat:
         options: GenerateOptions,
         *,
         system: str | None = None,
+        tools: Tools | None = None,
         stats: bool = False,
         read: Callable[[], str] | None = None,
     ) -> None:
         self._pipeline = pipeline
-        self._options = options
+        self._tools = tools
+        self._set_options(options)
         self._system = system
         self._stats = stats
         self._read = read or line_reader()
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._results: list[dict[str, Any]] = []  # of the latest answer's calls, until all of them are there
         self._last: Result | None = None
 
     def loop(self) -> int:
@@ -77,17 +86,15 @@ class Chat:
         if line.startswith("/"):
             self._command(*line.partition(" ")[::2])
         else:
-            self._ask(line)
+            self._results.clear()
+            self._ask({"role": "user", "content": line})
 
-    def _ask(self, text: str) -> None:
+    def _ask(self, *turn: dict[str, Any]) -> None:
         """One turn. What was said so far stays if the answer is stopped; a turn without an answer is forgotten."""
         system = [] if self._system is None else [{"role": "system", "content": self._system}]
-        turn = {"role": "user", "content": text}
-        result = answer.stream(self._pipeline, [*system, *self._messages, turn], self._options)
-        if result.text:
-            # Whether older reasoning stays in the prompt is for the template to say.
-            thoughts = {"reasoning_content": result.reasoning} if result.reasoning else {}
-            self._messages += [turn, {"role": "assistant", "content": result.text, **thoughts}]
+        result = answer.stream(self._pipeline, [*system, *self._messages, *turn], self._options, tools=self._tools)
+        if result.text or result.tool_calls:
+            self._messages += [*turn, result.to_message()]
         if result.finish_reason == "cancel":
             terminal.note("(stopped)")
         self._last = result
@@ -98,6 +105,8 @@ class Chat:
             "/help": lambda _: terminal.note(HELP),
             "/reset": self._reset,
             "/system": self._set_system,
+            "/thinking": self._set_thinking,
+            "/result": self._give_result,
             "/save": self._save,
             "/stats": self._show_stats,
         }
@@ -107,12 +116,40 @@ class Chat:
 
     def _reset(self, _: str) -> None:
         self._messages.clear()
+        self._results.clear()
         terminal.note("the conversation starts anew")
 
     def _set_system(self, text: str) -> None:
         if text:
             self._system = text
         terminal.note(f"system prompt: {self._system if self._system is not None else 'none'}")
+
+    def _set_options(self, options: GenerateOptions) -> None:
+        template = self._pipeline.template
+        if template:
+            template.variables(options.thinking, options.chat_template_kwargs, tools=bool(self._tools))
+        self._options = options
+
+    def _set_thinking(self, word: str) -> None:
+        if word not in ("on", "off"):
+            raise OptionError("/thinking is followed by on or off")
+        self._set_options(replace(self._options, thinking=word == "on"))
+        terminal.note(f"thinking: {word}")
+
+    def _give_result(self, text: str) -> None:
+        """The result of the next call that has none; the last one goes on with the conversation."""
+        calls: Sequence[dict[str, Any]] = self._messages[-1].get("tool_calls", ()) if self._messages else ()
+        if not calls:
+            raise OptionError("no call of a tool waits for a result")
+        call = calls[len(self._results)]
+        self._results.append(
+            {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
+        )
+        if len(self._results) < len(calls):
+            terminal.note(f"{len(calls) - len(self._results)} more to give")
+            return
+        results, self._results = self._results, []
+        self._ask(*results)
 
     def _show_stats(self, _: str) -> None:
         terminal.note(answer.describe(self._last) if self._last else "no answer yet")

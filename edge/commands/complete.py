@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from edge import store
 from edge.catalog import load_catalog
 from edge.errors import OptionError
+from edge.kv import KvDtype
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # The variable by which a shell asks typer for completions: `_`, the command's name, `_COMPLETE`.
@@ -32,6 +33,13 @@ def all_names(incomplete: str) -> list[str]:
 BundleArgument = Annotated[
     str,
     typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.", autocompletion=store_names),
+]
+
+KvDtypeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(get_args(KvDtype)), help="How keys and values are kept; int8 takes half the memory of float16."
+    ),
 ]
 
 

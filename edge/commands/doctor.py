@@ -12,6 +12,7 @@ import typer
 import edge
 from edge import paths, runtime, store
 from edge.commands import terminal
+from edge.cores import physical_cores
 from edge.errors import DeviceError
 
 
@@ -28,7 +29,7 @@ class Doctor:
             "dsedge": edge.__version__,
             "python": platform.python_version(),
             "system": platform.platform(),
-            "physical_cores": runtime.physical_cores(),
+            "physical_cores": physical_cores(),
             "store": str(store.folder()),
             "cache": str(paths.cache_folder()),
         }

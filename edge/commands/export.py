@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class Export:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
         name = self.name or self.out.absolute().name
         with terminal.progress() as progress:
-            bundles = release(parse_variants(texts), self.out, name=name, terms=self.license, progress=progress)
+            bundles = release(parse_variants(texts), self.out, name=name, terms=_text(self.license), progress=progress)
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
             terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})
@@ -91,6 +92,14 @@ class Export:
         if self.out.suffix != store.SUFFIX:
             raise OptionError(f"{self.out}: a bundle's folder ends in {store.SUFFIX}, such as {self.out}{store.SUFFIX}")
         return self.out
+
+
+def _text(word: str | None) -> str | None:
+    """A word of the command line as the UTF-8 that it is, whatever the locale took it for. Raises OptionError."""
+    try:
+        return None if word is None else os.fsencode(word).decode("utf-8")
+    except UnicodeError as error:
+        raise OptionError(f"--license {terminal.visible(word or '')} is no UTF-8 text") from error
 
 
 def _print(summary: Mapping[str, Any]) -> None:

@@ -14,12 +14,11 @@ import edge
 from edge import store
 from edge.bundle import Bundle
 from edge.commands import terminal
-from edge.commands.complete import BundleArgument
+from edge.commands.complete import BundleArgument, KvDtypeOption
 from edge.commands.quality import print_quality
-from edge.kv import plan_layout
+from edge.errors import BundleError
+from edge.kv import plan_layout, row_bytes
 from edge.pipeline import DEFAULT_CONTEXT
-
-_KV_BYTES = {"float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +26,11 @@ class Inspect:
     """Show a bundle: sizes, bits a weight, spec, graphs, and the memory that it needs."""
 
     model: BundleArgument
+    kv_dtype: KvDtypeOption = "auto"
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of tables.")] = False
 
     def execute(self) -> int:
-        report = describe(edge.open_bundle(store.resolve(self.model)))
+        report = describe(edge.open_bundle(store.resolve(self.model)), self.kv_dtype)
         if self.json:
             terminal.print_json(report)
         else:
@@ -38,14 +38,14 @@ class Inspect:
         return 0
 
 
-def describe(bundle: Bundle) -> dict[str, Any]:
+def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
     """The figures of a bundle. Sizes are bytes; `memory` estimates what running it with `context` tokens keeps."""
     manifest, spec = bundle.manifest, bundle.spec
     tensors = _tensors(bundle)
     weights = sum(row["bytes"] for row in tensors)
     parameters = sum(row["parameters"] for row in tensors)
     context = min(spec.context, DEFAULT_CONTEXT)
-    token, cache = _kv_bytes(bundle, context)
+    token, cache = _kv_bytes(bundle, context, kv_dtype)
     return {
         "name": manifest.name,
         "path": str(bundle.path),
@@ -92,10 +92,13 @@ def _kind(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
-def _kv_bytes(bundle: Bundle, context: int) -> tuple[int, int]:
+def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[int, int]:
     """Bytes of keys and values for one token, and for all rings of a context."""
     spec = bundle.spec
-    row = 2 * spec.kv_heads * spec.head_dim * _KV_BYTES[bundle.manifest.kv.get("dtype", "float32")]
+    dtype = bundle.manifest.kv.get("dtype", "float32")
+    if dtype not in ("float32", "float16"):
+        raise BundleError(f"{bundle.path}: its KV is of the type {dtype!r}; known are float16, float32")
+    row = row_bytes(spec, dtype if kv_dtype == "auto" else kv_dtype)
     rings = dict(zip(spec.windows, plan_layout(spec, context).rings, strict=True))
     return row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
 

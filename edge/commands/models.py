@@ -19,6 +19,7 @@ from edge.commands import terminal
 from edge.commands.complete import catalog_names, store_names
 from edge.download import fetch
 from edge.errors import NotFoundError, OptionError
+from edge.paths import expanded
 from edge.sources.web import Progress
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
@@ -56,6 +57,7 @@ def copy_bundle(source: Path, target: Path, progress: Progress) -> None:
     """
     # Not at the top: the atomic folder belongs to the workstation side, which most commands do without.
     from exporters.bundle_folder import BundleFolder
+    from exporters.payload_writer import storage_error
 
     bundle = open_bundle(source)
     sizes = {name: info.size for name, info in bundle.manifest.files.items()}
@@ -63,8 +65,11 @@ def copy_bundle(source: Path, target: Path, progress: Progress) -> None:
     with BundleFolder(target) as folder:
         for name in [*sizes, MANIFEST]:
             progress("copy", done / max(total, 1))
-            (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(bundle.path / name, folder.path / name)
+            try:
+                (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(bundle.path / name, folder.path / name)
+            except OSError as error:
+                raise storage_error(error, target, total) from error
             done += sizes.get(name, 0)
         progress("verify", 0.0)
         verify_bundle(folder.path)
@@ -129,7 +134,7 @@ class Import:
     ] = None
 
     def execute(self) -> int:
-        path = Path(self.path).expanduser()
+        path = expanded(self.path)
         if not path.exists():
             raise NotFoundError(f"{path}: no bundle and no checkpoint there")
         name = store.check_name(self.name or _plain_name(path))
@@ -181,7 +186,13 @@ def _row(name: str, model: Model | None, stored: bool) -> dict[str, str | int | 
 
 
 def _folder_size(path: Path) -> int:
-    return sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+    total = 0
+    for item in path.rglob("*"):
+        try:
+            total += item.stat().st_size if item.is_file() else 0
+        except FileNotFoundError:
+            continue  # another process is just removing or replacing the bundle
+    return total
 
 
 def _state(row: dict[str, str | int | bool | None]) -> str:

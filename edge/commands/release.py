@@ -12,7 +12,7 @@ from pathlib import Path
 import edge
 from edge import store
 from edge.bundle import MANIFEST, Bundle, sha256
-from edge.errors import OptionError, StorageError
+from edge.errors import NotFoundError, OptionError, StorageError
 from edge.sources.web import Progress
 
 CATALOG = "catalog.toml"
@@ -39,9 +39,17 @@ def release(
 ) -> dict[str, Bundle]:
     """Export every variant to `folder/NAME-RECIPE.dsedge`, then write `folder/catalog.toml`; the bundles by model name.
 
-    A variant that fails leaves the others, and an earlier catalogue, as they are. Raises what `edge.export` raises.
+    Recipes and sources are looked at first, before hours of exporting. A variant that fails then leaves the others, and
+    an earlier catalogue, as they are. Raises what `edge.export` raises.
     """
+    # Not at the top: recipes belong to the workstation side, which most commands do without.
+    from exporters.quant import recipe as recipes
+
     store.check_name(name)
+    for recipe, source in variants.items():
+        if not Path(source).exists():
+            raise NotFoundError(f"{source}: no such file or folder for the variant {recipe}")
+        recipes.load(recipe)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -89,9 +97,13 @@ def _write(path: Path, text: str) -> None:
     """Write a file in one step: the old one stays whole until the new one is."""
     try:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".catalog-")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(partial, 0o644)  # mkstemp makes it private
-        os.replace(partial, path)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.chmod(partial, 0o644)  # mkstemp makes it private
+            os.replace(partial, path)
+        except OSError:
+            os.unlink(partial)
+            raise
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

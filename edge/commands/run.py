@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,13 +16,13 @@ import edge
 from edge import store
 from edge.catalog import load_catalog, shipped
 from edge.commands import answer, terminal
-from edge.commands.complete import all_names
-from edge.errors import OptionError, StorageError
-from edge.kv import Policy
+from edge.commands.complete import KvDtypeOption, all_names
+from edge.errors import NotFoundError, OptionError, StorageError
+from edge.kv import KvDtype, Policy
 from edge.options import GenerateOptions, RuntimeOptions
 
 if TYPE_CHECKING:
-    from edge.pipeline import Pipeline
+    from edge.pipeline import Pipeline, Tools
 
 _SAMPLING = "Sampling"
 
@@ -44,6 +45,23 @@ class Run:
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, to its last space, without the chat template.")
     ] = False
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Let the model reason first, or not. [default: as it is made]"),
+    ] = None
+    template_var: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A variable for the chat template, JSON or else plain text; repeatable."
+        ),
+    ] = None
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON list of functions that the model may call, as in the OpenAI API; its calls are shown, not made.",
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Most tokens of an answer. [default: what fits]")
     ] = None
@@ -85,13 +103,19 @@ class Run:
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
     runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
     device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
+    kv_dtype: KvDtypeOption = "auto"
     stats: Annotated[bool, typer.Option("--stats", help="Speed and memory of each answer, on stderr.")] = False
     json: Annotated[bool, typer.Option("--json", help="The answer and its figures as one line of JSON.")] = False
 
     def execute(self) -> int:
         runtime, generate = self._runtime_options(), self._generate_options()
-        if self.raw and self.system is not None:
-            raise OptionError("--raw uses no chat template, so --system has no place to go; leave one of them out")
+        for_template = (self.system, self.thinking, self.template_var or None, self.tools)
+        if self.raw and any(value is not None for value in for_template):
+            raise OptionError(
+                "--raw uses no chat template, so --system, --thinking, --template-var and --tools have no place to go; "
+                "leave one of them out"
+            )
+        tools = None if self.tools is None else _read_tools(Path(self.tools))
         chatting = self.prompt is None and sys.stdin.isatty()
         if chatting and (self.raw or self.json):
             raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
@@ -99,16 +123,16 @@ class Run:
         prompt = None if chatting else self._read_prompt()
         with edge.load(path or _pull(self.model), runtime) as pipeline:
             if prompt is not None:
-                return self._answer(pipeline, prompt, generate)
+                return self._answer(pipeline, prompt, generate, tools)
             from edge.commands.chat import Chat
 
-            return Chat(pipeline, generate, system=self._system(), stats=self.stats).loop()
+            return Chat(pipeline, generate, system=self._system(), tools=tools, stats=self.stats).loop()
 
-    def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions) -> int:
+    def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions, tools: Tools | None) -> int:
         system = self._system()
         messages = [] if system is None else [{"role": "system", "content": system}]
         request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
-        result = answer.stream(pipeline, request, options, raw=self.raw, show=not self.json)
+        result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, show=not self.json)
         if self.json:
             terminal.print_json({"model": self.model, "runtime": pipeline.runtime.name, **asdict(result)})
         answer.report(result, options, stats=self.stats)
@@ -134,6 +158,7 @@ class Run:
             policy=cast(Policy, self.policy),
             sinks=self.sinks,
             threads=self.threads,
+            kv_dtype=cast(KvDtype, self.kv_dtype),
         )
 
     def _generate_options(self) -> GenerateOptions:
@@ -149,6 +174,8 @@ class Run:
             logit_bias=dict(_bias(item) for item in self.logit_bias or ()),
             seed=self.seed,
             stop=tuple(_as_utf8(text) for text in self.stop or ()),
+            thinking=self.thinking,
+            chat_template_kwargs=dict(_variable(_as_utf8(item)) for item in self.template_var or ()),
         )
 
 
@@ -193,6 +220,30 @@ def _pull(model: str) -> Path:
     from edge.commands.models import pull
 
     return pull(model)
+
+
+def _variable(text: str) -> tuple[str, Any]:
+    """A template's variable: `true`, `3` or `["a"]` as JSON, anything else as text."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise OptionError(f"template variable {text!r} is not NAME=VALUE, such as enable_thinking=false")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def _read_tools(path: Path) -> Tools:
+    """The functions in a file. Raises NotFoundError or OptionError."""
+    try:
+        tools = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NotFoundError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise OptionError(f'{path}: holds no list of objects {{"type": "function", "function": {{"name": ...}}}}')
+    return tools
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -30,7 +30,7 @@ def download_file(repo: str, revision: str, file: str, folder: Path, progress: P
 
 
 def download_folder(repo: str, revision: str, folder: Path, progress: Progress, *, size: int) -> None:
-    """The config, tokenizer and safetensors of a repository, into `folder`, which is resumed in.
+    """The config, tokenizer and safetensors of a repository, into `folder`, which is resumed in and holds nothing else.
 
     Raises UserError for what the hub refuses, UnsupportedError without the client, OSError when the file system does.
     """
@@ -46,6 +46,9 @@ def download_folder(repo: str, revision: str, folder: Path, progress: Progress, 
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise UserError(f"{missing[0]} did not arrive; run the command again to go on")
+        for stray in [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]:
+            if stray.name not in wanted:
+                stray.unlink()  # of another version, whose download broke off
 
 
 def _is_wanted(name: str) -> bool:

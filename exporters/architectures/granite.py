@@ -11,13 +11,14 @@ from typing import Any
 from exporters.architectures import llama
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
+from exporters.architectures.spec import read_head_dim
 
 
 def _fields(config: Config) -> dict[str, Any]:
     return {
         **llama.FAMILY.fields(config),
         "embedding_scale": config.number("embedding_multiplier", 1.0),
-        "attention_scale": config.number("attention_multiplier", 1.0),
+        "attention_scale": config.number("attention_multiplier", read_head_dim(config) ** -0.5),
     }
 
 
@@ -26,4 +27,11 @@ def _scales(config: Config) -> dict[str, float]:
     return {"attn.o": branch, "mlp.down": branch, "norm": 1.0 / config.number("logits_scaling", 1.0)}
 
 
-FAMILY = Family("granite", _fields, scales=_scales, interleaved=True)
+FAMILY = Family(
+    "granite",
+    _fields,
+    {"attention_multiplier": 1.0},
+    scales=_scales,
+    gguf_defaults={"attention_multiplier": None},  # llama.cpp then scales as usual
+    interleaved=True,
+)

@@ -15,8 +15,11 @@ Settings = Mapping[str, Any]
 
 
 def settings_of(config: Config) -> Settings:
-    """The table of a config that describes its rope: `rope_parameters` (transformers 5) or `rope_scaling` (before)."""
-    return config.table("rope_parameters") or config.table("rope_scaling") or {}
+    """The table of a config that describes its rope: `rope_scaling`, or `rope_parameters` since transformers 5.
+
+    Where both are written, the older one counts, as in transformers.
+    """
+    return config.table("rope_scaling") or config.table("rope_parameters") or {}
 
 
 def read_rope(config: Config, head_dim: int, settings: Settings | None = None, *, partial: bool = False) -> RopeSpec:
@@ -30,6 +33,8 @@ def read_rope(config: Config, head_dim: int, settings: Settings | None = None, *
         raise UnsupportedError(f"{config.path}: rope parameters that differ between layer types are not supported here")
     values = Config(config.path, settings, {"rope_theta": config.number("rope_theta", 10000.0)})
     share = values.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if share > 1.0:
+        raise values.wrong("partial_rotary_factor", share, "a share of each head, at most 1")
     if share != 1.0 and not partial:
         raise UnsupportedError(f"{config.path}: rope over {share} of each head is not supported here")
     # "rope_type" replaced "type"; where both are written the newer one counts.
@@ -42,12 +47,14 @@ def read_rope(config: Config, head_dim: int, settings: Settings | None = None, *
 def layered_ropes(config: Config, head_dim: int, *, local_theta: float) -> tuple[RopeSpec, RopeSpec]:
     """The rope of layers that see a window, and that of the others.
 
-    transformers 5 writes one table for each; before it, the scaling was that of the others and the window layers had
-    none and `local_theta`.
+    transformers 5 writes one table for each; before it, `rope_scaling` was that of the others and the window layers
+    had none and `local_theta`. Where both are written, `rope_scaling` counts key by key, as in transformers.
     """
-    tables = Config(config.path, settings_of(config), {})
+    tables = Config(config.path, config.table("rope_parameters") or {}, {})
     local = {"rope_theta": local_theta, **(tables.table("sliding_attention") or {})}
-    return read_rope(config, head_dim, local), read_rope(config, head_dim, tables.table("full_attention"))
+    full, scaling = tables.table("full_attention"), config.table("rope_scaling") or {}
+    others = settings_of(config) if full is None else {**full, **scaling}
+    return read_rope(config, head_dim, local), read_rope(config, head_dim, others)
 
 
 def _default(config: Config, values: Config, rope: RopeSpec) -> RopeSpec:
@@ -91,6 +98,8 @@ def _yarn_attention(values: Config, factor: float) -> float:
 
 def _longrope(config: Config, values: Config, rope: RopeSpec) -> RopeSpec:
     original, factor = _original(config, values), _stretch(config, values)
+    if factor > 1 and original < 2:
+        raise config.wrong("original_max_position_embeddings", original, "more than one token for longrope")
     plain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return replace(
         rope,
@@ -126,8 +135,9 @@ def _stretch(config: Config, values: Config) -> float:
 
 def _numbers(values: Config, name: str) -> tuple[float, ...]:
     found = values.get(name)
-    if not isinstance(found, list | tuple) or not all(type(item) in (int, float) for item in found):
-        raise values.wrong(name, found, "a list of numbers")
+    numbers = isinstance(found, list | tuple) and all(type(item) in (int, float) and 0 < item < 1e300 for item in found)
+    if not numbers:
+        raise values.wrong(name, found, "a list of positive numbers")
     return tuple(map(float, found))
 
 

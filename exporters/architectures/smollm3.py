@@ -8,12 +8,12 @@ from typing import Any
 from exporters.architectures import llama
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import windowed_layers
+from exporters.architectures.spec import read_layers, windowed_layers
 
 
 def _rotates(config: Config) -> list[bool]:
     """Whether each layer has a rope. The config's list has 1 for those that do, in spite of its name."""
-    count, period = config.integer("num_hidden_layers"), config.integer("no_rope_layer_interval", 4)
+    count, period = read_layers(config), config.integer("no_rope_layer_interval", 4)
     listed = config.get("no_rope_layers")
     if listed is None:
         return [(index + 1) % period != 0 for index in range(count)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edge.decoder import Activation, DecoderSpec, LayerSpec
+from edge.decoder import LAYERS, Activation, DecoderSpec, LayerSpec
 from edge.errors import BundleError, CheckpointError, UnsupportedError
 from exporters.architectures.config import Config
 from exporters.architectures.ropes import read_rope
@@ -33,7 +33,7 @@ def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> Decoder
         "heads": heads,
         "kv_heads": config.integer("num_key_value_heads", heads),
         "head_dim": head_dim,
-        "layers": (LayerSpec(),) * config.integer("num_hidden_layers"),
+        "layers": (LayerSpec(),) * read_layers(config),
         "context": config.integer("max_position_embeddings"),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "attention_scale": head_dim**-0.5,
@@ -47,6 +47,14 @@ def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> Decoder
         return DecoderSpec(**values)
     except BundleError as error:
         raise CheckpointError(f"{config.path}: {error}") from error
+
+
+def read_layers(config: Config) -> int:
+    """How many layers there are: asked here before anything is made for each of them."""
+    count = config.integer("num_hidden_layers")
+    if count > LAYERS:
+        raise config.wrong("num_hidden_layers", count, f"at most {LAYERS}")
+    return count
 
 
 def read_head_dim(config: Config) -> int:
@@ -70,7 +78,7 @@ def windowed_layers(config: Config, window: int | None, local: Callable[[int], b
 
     Raises UnsupportedError for a layer type that is not attention over everything or over a window.
     """
-    count = config.integer("num_hidden_layers")
+    count = read_layers(config)
     types = config.get("layer_types")
     if types is None:
         return tuple(LayerSpec(window if local(index) else None) for index in range(count))

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from edge.errors import BundleError, CheckpointError
 from edge.tokenizer import read_json
 from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint.added_tokens import keep_text
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -39,7 +40,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     own = _token_id(tokenizer, special, "eos_token", path)
     eos |= set() if own is None else {own}
     return TokenizerFiles(
-        tokenizer=text,
+        tokenizer=keep_text(text, tokenizer),
         chat_template=_chat_template(folder, settings),
         bos=bos,
         eos=tuple(sorted(eos)),

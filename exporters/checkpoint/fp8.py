@@ -94,7 +94,7 @@ def _block(weight: StoredTensor, scales: StoredTensor, settings: Mapping[str, An
         return rows, columns
     if shape in ((rows,), (rows, 1)):
         return 1, columns
-    block = settings.get("weight_block_size")
+    block = settings.get("weight_block_size", _structure(settings))
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise CheckpointError(f"{where}: weight_block_size is {block!r}; it must be a block's rows and columns")
     tall, wide = block
@@ -103,4 +103,14 @@ def _block(weight: StoredTensor, scales: StoredTensor, settings: Mapping[str, An
             f"{where}: tensor {scales.name!r} has the shape {list(shape)}, which is no grid of {tall} × {wide} blocks "
             f"of {list(weight.shape)}"
         )
-    return tall, wide
+    return min(tall, rows), min(wide, columns)
+
+
+def _structure(settings: Mapping[str, Any]) -> Any:
+    """The block that compressed-tensors states for its one group of weights; None if it states none, or several."""
+    groups = settings.get("config_groups")
+    groups = groups.values() if isinstance(groups, dict) else ()
+    weights = [
+        group["weights"] for group in groups if isinstance(group, dict) and isinstance(group.get("weights"), dict)
+    ]
+    return weights[0].get("block_structure") if len(weights) == 1 else None

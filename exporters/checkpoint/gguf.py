@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import InternalError, UnsupportedError
+from edge.errors import CheckpointError, InternalError, UnsupportedError
 from edge.payload import Scheme, dequantize
 from exporters.checkpoint import SourceTensor, TokenizerFiles
 from exporters.checkpoint.gguf_config import read_architecture, read_config
@@ -143,9 +143,13 @@ class GgufCheckpoint:
         self._types = {info.type for _, header in parts for info in header.tensors.values()}
         self._files: list[SourceFile] = []
         tensors: dict[str, SourceTensor] = {}
-        for part, header in parts:
-            self._files.append(SourceFile(part))
-            tensors |= {name: GgufTensor(info, self._files[-1]) for name, info in header.tensors.items()}
+        try:
+            for part, header in parts:
+                self._files.append(SourceFile(part))
+                tensors |= {name: GgufTensor(info, self._files[-1]) for name, info in header.tensors.items()}
+        except CheckpointError:
+            self.close()
+            raise
         self.tensors: Mapping[str, SourceTensor] = tensors
 
     @cached_property

@@ -69,7 +69,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, S
     arch = read_architecture(path, metadata)
     own = OWN_KEYS.get(arch, {})
     for key, neutral in NEUTRAL.items():
-        value = metadata.get(f"{arch}.{key}", neutral)
+        value = _same_everywhere(path, f"{arch}.{key}", metadata.get(f"{arch}.{key}", neutral))
         if value != neutral and key not in own:
             raise UnsupportedError(f"{path}: {arch}.{key} is {value!r}, which is not supported (only {neutral!r} is)")
     config: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, S
             config[name] = _same_everywhere(path, f"{arch}.{key}", metadata[f"{arch}.{key}"])
     config |= _windows(metadata.get(f"{arch}.attention.sliding_window_pattern"))
     if config.get("sliding_window") == 0:
-        del config["sliding_window"]  # how converters write that there is none
+        config["sliding_window"] = None  # how converters write that there is none; absent, a family has its default
     config.update({name: metadata[key] for key, name in TOKEN_KEYS.items() if key in metadata})
     if "token_embd.weight" in tensors:
         config["vocab_size"] = tensors["token_embd.weight"].shape[0]
@@ -120,7 +120,8 @@ def _check_head_sizes(path: Path, arch: str, metadata: Mapping[str, Any], config
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
         head_dim = hidden // heads
-    value_dim = metadata.get(f"{arch}.attention.value_length", head_dim)
+    value_length = f"{arch}.attention.value_length"
+    value_dim = _same_everywhere(path, value_length, metadata.get(value_length, head_dim))
     rotary = config.pop("rotary_dim", head_dim)
     if value_dim != head_dim:
         raise UnsupportedError(f"{path}: heads of {head_dim} for keys but {value_dim} for values are not supported")

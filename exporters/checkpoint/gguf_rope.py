@@ -21,6 +21,7 @@ from edge.rope import inverse_frequencies
 from exporters.checkpoint import SourceTensor
 
 FACTORS = "rope_freqs.weight"
+FACTORS_LIMIT = 1 << 16
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 
 # {architecture}.rope.scaling.KEY → the name in a config.json
@@ -48,10 +49,14 @@ def rope_scaling(
     """
     prefix = f"{arch}.rope.scaling."
     scaling = {name: metadata[prefix + key] for key, name in KEYS.items() if prefix + key in metadata}
-    linear = metadata.get(f"{arch}.rope.scale_linear")  # the older spelling
-    if linear is not None and "rope_type" not in scaling:
-        scaling |= {"rope_type": "linear", "factor": linear}
-    kind = scaling.get("rope_type", "none")
+    older = f"{arch}.rope.scale_linear"
+    if older in metadata:
+        scaling.setdefault("factor", metadata[older])
+    for name, value in scaling.items():
+        if isinstance(value, np.ndarray | list):
+            raise CheckpointError(f"{path}: the rope scaling's {name} is a list; it must be one value")
+    # llama.cpp takes a factor without a type for linear scaling.
+    kind = scaling.setdefault("rope_type", "linear" if scaling.get("factor") else "none")
     if SHORT in tensors or LONG in tensors or kind == "longrope":
         attention = metadata.get(f"{prefix}attn_factor", 1.0)
         return {**scaling, **_longrope(path, tensors), "attention_factor": attention}
@@ -75,7 +80,8 @@ def _check_attention(path: Path, prefix: str, metadata: Mapping[str, Any], scali
         ("yarn_log_multiplier", [0.0]),
     ):
         value = metadata.get(prefix + key, allowed[0])
-        if not any(np.isclose(value, known, rtol=1e-5, atol=0.0) for known in allowed):
+        number = value if isinstance(value, int | float) else math.nan
+        if not any(np.isclose(number, known, rtol=1e-5, atol=0.0) for known in allowed):
             raise UnsupportedError(f"{path}: {prefix}{key} is {value!r}, which is not supported (only {allowed} are)")
 
 
@@ -85,9 +91,16 @@ def _longrope(path: Path, tensors: Mapping[str, SourceTensor]) -> dict[str, Any]
         raise CheckpointError(f"{path}: rope scaling of type longrope without the tensor {missing[0]}")
     return {
         "rope_type": "longrope",
-        "short_factor": tensors[SHORT].read().reshape(-1).tolist(),
-        "long_factor": tensors[LONG].read().reshape(-1).tolist(),
+        "short_factor": _read_factors(path, tensors[SHORT]).tolist(),
+        "long_factor": _read_factors(path, tensors[LONG]).tolist(),
     }
+
+
+def _read_factors(path: Path, tensor: SourceTensor) -> npt.NDArray[np.float64]:
+    """A factor for each pair of a head's dimensions. Raises CheckpointError for more than any head has."""
+    if math.prod(tensor.shape) > FACTORS_LIMIT:
+        raise CheckpointError(f"{path}: {tensor.name} has the shape {list(tensor.shape)}; no head is that wide")
+    return tensor.read().reshape(-1).astype(np.float64)
 
 
 def _llama3(path: Path, config: Mapping[str, Any], factors: SourceTensor) -> dict[str, Any] | None:
@@ -95,7 +108,7 @@ def _llama3(path: Path, config: Mapping[str, Any], factors: SourceTensor) -> dic
 
     The factors were computed in float32 by the converter, hence the tolerance.
     """
-    stored = factors.read().reshape(-1).astype(np.float64)
+    stored = _read_factors(path, factors)
     theta = config.get("rope_theta", 10000.0)
     if not isinstance(theta, int | float) or theta <= 0 or not np.all(stored > 0):
         raise CheckpointError(f"{path}: {FACTORS} and a rope base of {theta!r} give no frequencies")

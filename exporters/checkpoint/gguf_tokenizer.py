@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError, UnsupportedError
 from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint.added_tokens import keep_text
 from exporters.checkpoint.folder_tokenizer import load_tokenizer
 from exporters.checkpoint.pretokenizers import choose_splitting
 
@@ -53,14 +55,15 @@ def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles
     text = json.dumps(
         {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}, ensure_ascii=False
     )
-    _check(path, text, tokens)
+    tokenizer = load_tokenizer(text, path)
+    _check(path, tokenizer, tokens)
     ends = {reader.token_id(key, len(tokens)) for key in END_KEYS}
     ids = {name: reader.token_id(key, len(tokens)) for name, key in SPECIAL.items()}
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise CheckpointError(f"{path}: tokenizer.chat_template is no text")
     return TokenizerFiles(
-        tokenizer=text,
+        tokenizer=keep_text(text, tokenizer),
         chat_template=template,
         bos=bos,
         eos=tuple(sorted(end for end in ends if end is not None)),
@@ -239,9 +242,9 @@ def _bos_first(token: str, index: int) -> dict[str, Any]:
     }
 
 
-def _check(path: Path, text: str, tokens: list[str]) -> None:
-    """The rebuilt tokenizer must load and give every token the id that the weights know it by."""
-    vocabulary = load_tokenizer(text, path).get_vocab(with_added_tokens=True)
+def _check(path: Path, tokenizer: Tokenizer, tokens: list[str]) -> None:
+    """The rebuilt tokenizer must give every token the id that the weights know it by."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     wrong = next((token for index, token in enumerate(tokens) if vocabulary.get(token) != index), None)
     if wrong is not None or len(vocabulary) != len(tokens):
         raise CheckpointError(f"{path}: the rebuilt tokenizer does not keep the id of token {wrong!r}")

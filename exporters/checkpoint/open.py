@@ -22,11 +22,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return open_folder(source)
     if not source.is_file():
         raise NotFoundError(f"{source}: no such file or folder; give a model folder, a .safetensors or a .gguf file")
-    if source.suffix == ".safetensors":
+    suffix = source.suffix.lower()
+    if suffix == ".safetensors":
         return open_file(source)
-    if source.suffix == ".gguf" or _starts_with(source, MAGIC):
+    if suffix == ".gguf" or _starts_with(source, MAGIC):
         return GgufCheckpoint(source)
-    if source.suffix in (".bin", ".pt", ".pth", ".ckpt"):
+    if suffix in (".bin", ".pt", ".pth", ".ckpt"):
         raise CheckpointError(
             f"{source}: pickled weights can run any code when they are read; save the model again with "
             "save_pretrained(safe_serialization=True) and give the folder"

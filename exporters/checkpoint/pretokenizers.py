@@ -6,7 +6,7 @@ The regular expressions are those of the published tokenizer.json files of the m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,41 @@ class Splitting:
 _LLAMA3 = Splitting((_WORDS + r"|\p{N}{1,3}" + _TAIL,), whole_words=True, add_bos=True)
 _DBRX = Splitting(_LLAMA3.patterns)
 _QWEN2 = Splitting((_WORDS + r"|\p{N}" + _TAIL,), normalizer=_NFC)
-_DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+"), digits=True, add_bos=True)
+_QWEN35 = Splitting(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    normalizer=_NFC,
+)
+# Letters with case, written out by the model's authors; small Armenian and Georgian ones, for two, are not among them.
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώ"
+    "ᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏"
+    "𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_EAST_ASIA = "[一-龥ࠀ-一가-\ud7ff]+"
+_DEEPSEEK_CODER = Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIA), digits=True, add_bos=True)
+_DEEPSEEK_LLM = Splitting(
+    (
+        r"[\r\n]",
+        rf"\s?[{_CASED_LETTERS}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        _EAST_ASIA,
+    ),
+    digits=True,
+    add_bos=True,
+)
+_DEEPSEEK_V3 = Splitting(
+    (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    add_bos=True,
+)
 _DIGITS_APART = Splitting(gpt2=True, digits=True)
 _TAIL_WITH_SLASH = _TAIL.replace(r"]+[\r\n]*", r"]+[\r\n/]*")
 # Words that start with capitals or none: two ways, the first of which ends in a small letter.
@@ -68,9 +102,14 @@ SPLITTINGS = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "falcon3": _LLAMA3,
+    "smaug-bpe": replace(_LLAMA3, add_bos=False),  # SmolLM3, early files of Llama 3.1
     "dbrx": _DBRX,  # OLMo 2
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
+    "deepseek-r1-qwen": replace(_QWEN2, add_bos=True),
     "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-llm": _DEEPSEEK_LLM,  # DeepSeek V2 too
+    "deepseek-v3": _DEEPSEEK_V3,
     "tekken": _TEKKEN,  # Mistral NeMo, Ministral
     "gpt-4o": _GPT4O,  # Phi-4-mini
 }
@@ -102,7 +141,7 @@ def choose_splitting(path: Path, pre: str | None, tokens: Sequence[str]) -> Spli
         raise CheckpointError(
             f"{path}: tokenizer.ggml.pre is {pre!r}; known are {', '.join(sorted(SPLITTINGS))}; {advice}"
         )
-    if proven is not None and SPLITTINGS[proven] != SPLITTINGS[pre]:
+    if proven is not None and replace(SPLITTINGS[proven], add_bos=SPLITTINGS[pre].add_bos) != SPLITTINGS[pre]:
         raise CheckpointError(
             f"{path}: tokenizer.ggml.pre is {pre!r} but the vocabulary is that of {proven!r}; {advice}"
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from exporters.checkpoint.stored import OneStored, StoredTensor
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_JSON_LIMIT = 256 << 20  # bytes; the index of a model of a trillion parameters has some 10 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,9 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises CheckpointError for anything else."""
     try:
+        size = path.stat().st_size
+        if size > _JSON_LIMIT:
+            raise CheckpointError(f"{path}: {size} bytes are more than a file of settings can have")
         data = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: not there") from error
@@ -140,7 +144,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return _indexed_files(folder, index)
     if single.is_file():
         return (single,)
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
     if len(found) == 1:
         return (found[0],)
     if found:
@@ -162,7 +166,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: holds no weight_map")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not file or "/" in file or "\\" in file or file in (".", ".."):
+        # By the rules of Windows, which know drives and two separators.
+        if not isinstance(file, str) or PureWindowsPath(file).name != file or file in ("", ".."):
             raise CheckpointError(f"{index}: tensor {name!r} lies in {file!r}, which is no file name of this folder")
     return weight_map
 

@@ -102,8 +102,8 @@ def load(name_or_path: str | Path) -> Recipe:
     elif not path.is_file():
         raise NotFoundError(f"no recipe {str(name_or_path)!r}: no such file, and shipped are {', '.join(named())}")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise OptionError(f"recipe {path}: {error}") from error
     unknown = set(data) - {"name", "activation_kl", "rule"}
     if unknown or not isinstance(data.get("rule"), list) or not data["rule"]:

@@ -1,6 +1,6 @@
 """The native CPU engine: runs a Graph from the bundle's payload in C++ (see src/), keys and values kept in its ring.
 
-`DSEDGE_NATIVE_KERNELS` names the kernel set to use instead of the fastest: avx512, avxvnni, avx2, neon or portable.
+`DSEDGE_NATIVE_KERNELS` names the kernel set to use instead of the fastest: avx512, avxvnni, avx2, i8mm, neon, portable.
 """
 
 from __future__ import annotations
@@ -21,8 +21,17 @@ VARIABLE = "DSEDGE_NATIVE_KERNELS"
 def support() -> Support:
     """Usable where the extension was built; the reason then names the kernel set."""
     if importlib.util.find_spec("runtimes.native._native") is None:
-        return Support((), "dsedge was installed without a C++ compiler, so its native engine was not built")
+        return Support((), f"dsedge was installed without its native engine; missing was {_missing()}")
     return Support(("cpu",), f"kernels: {kernels()}")
+
+
+def _missing() -> str:
+    """What the build lacked, as CMakeLists.txt noted it. Sources that nobody built have no note."""
+    if importlib.util.find_spec("runtimes.native._not_built") is None:
+        return "its build; install dsedge with pip"
+    from runtimes.native._not_built import MISSING
+
+    return MISSING
 
 
 def kernels() -> str:

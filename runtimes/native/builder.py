@@ -13,6 +13,7 @@ from typing import Any
 from edge.errors import UnsupportedError
 from edge.graph import HIDDEN, LOGITS, Graph, Op, Weight
 from edge.payload import Scheme
+from runtimes.native.passes import select_early
 from runtimes.native.program import ACTIVATIONS, NONE, Instruction, Matrix, Part, Program, Vector
 
 # A block of 32 activations whose largest is so many times its RMS is kept in 16 bits instead of 8: few blocks are, and
@@ -23,9 +24,10 @@ CREST, ALL = 4.5, 0.0
 def build(graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str], *, exact: bool) -> Program:
     """The program of a graph. `dtypes` are "float16" or "float32" for weights whose scheme is None.
 
-    `exact` keeps all activations in float32. Raises UnsupportedError for an op that the engine does not know.
+    `exact` keeps all activations in float32. Raises UnsupportedError for an op that the engine does not know, or a
+    value that is rotated and read unrotated too.
     """
-    return _Builder(graph, schemes, dtypes, exact).run()
+    return _Builder(select_early(graph), schemes, dtypes, exact).run()
 
 
 class _Builder:
@@ -40,17 +42,20 @@ class _Builder:
         self.where: dict[str, int] = {}  # value → buffer
         self.codes: dict[str, int] = {}  # value → quantized buffer
         self.holders: list[str] = []  # quantized buffer → the value that it holds
-        self.selected: set[str] = set()
+        self.selected: set[str] = set()  # values of the wanted rows alone
         self.free: dict[tuple[int, bool], list[int]] = {}
         self.done: set[str] = set()  # outputs of ops that an earlier instruction computes
         self.users: dict[str, list[Op]] = {}
         for op in graph.ops:
             for name in op.inputs:
                 self.users.setdefault(name, []).append(op)
+            if op.kind == "select" or op.inputs[0] in self.selected:
+                self.selected.add(op.output)
         self.siblings = {op.output: group for group in graph.siblings for op in group}
         self.makers = {op.output: op for op in graph.ops}
         self.order = {op.output: index for index, op in enumerate(graph.ops)}
         self.last = {name: index for index, op in enumerate(graph.ops) for name in op.inputs}
+        self.head_input = [op.inputs[0] for op in graph.ops if op.kind == "linear"][-1]
         self.index = 0  # of the op that is being built
 
     def run(self) -> Program:
@@ -84,10 +89,7 @@ class _Builder:
         if op.output == LOGITS:
             self.where[LOGITS] = 0
             return 0
-        selected = op.kind == "select" or op.inputs[0] in self.selected
-        if selected:
-            self.selected.add(op.output)
-        shape = (self.graph.widths[op.output], selected)
+        shape = (self.graph.widths[op.output], op.output in self.selected)
         if self.free.get(shape):
             buffer = self.free[shape].pop()
         else:
@@ -129,8 +131,7 @@ class _Builder:
 
     def _codes(self, value: str) -> tuple[int, float]:
         """The quantized buffer of a value, and the crest of its quantization."""
-        selected = value in self.selected
-        shape = (self.graph.widths[value], selected)
+        shape = (self.graph.widths[value], value in self.selected)
         for buffer, holder in enumerate(self.holders):
             if self.program.quantized[buffer] == shape and self.last[holder] < self.index:
                 break
@@ -140,7 +141,7 @@ class _Builder:
             self.program.quantized.append(shape)
         self.holders[buffer] = value
         self.codes[value] = buffer
-        return buffer, ALL if selected else CREST
+        return buffer, ALL if value == self.head_input else CREST
 
     def _quantize(self, value: str) -> None:
         codes, crest = self._codes(value)
@@ -204,8 +205,6 @@ class _Builder:
         if other == op.output or index != self.order[op.output] + 1 or self.last[other] != index:
             return None
         self.where[add.output] = self.where[other]
-        if other in self.selected:
-            self.selected.add(add.output)
         return add
 
     def _gate_over(self, group: Sequence[Op]) -> Op | None:
@@ -232,7 +231,10 @@ class _Builder:
 
     def _rope(self, op: Op) -> None:
         """Rotation in place; for an attention that reads both rotated values, it is left to storing the keys."""
-        self.where[op.output] = self.where[op.inputs[0]]
+        source = op.inputs[0]
+        if self.users[source] != [op]:
+            raise UnsupportedError(f"the native engine turns {source} in place, so nothing but {op.output} may read it")
+        self.where[op.output] = self.where[source]
         if self._stored_with(op) is None:
             self._emit("rope", a=self.where[op.output], heads=op.heads, dim=op.dim, rotary=op.rotary, rope=op.rope)
 

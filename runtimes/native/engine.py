@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,23 +13,27 @@ import numpy.typing as npt
 
 from edge import rope
 from edge.bundle import Bundle
-from edge.errors import BundleError, ClosedError, OptionError
+from edge.cores import physical_cores
+from edge.errors import BundleError, ClosedError, InternalError, OptionError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Want, check_finite, check_want, physical_cores
-from edge.weights import Weights
+from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
 from runtimes.native.builder import build
-from runtimes.native.program import KINDS, MATRIX_KINDS, Matrix, Program
+from runtimes.native.kv_dtypes import kv_dtypes
+from runtimes.native.loading import load
+from runtimes.native.program import KINDS, KV_DTYPES, MATRIX_KINDS, Matrix, Program
 
 if TYPE_CHECKING:
     from runtimes.native._native import Engine
 
 Float = npt.NDArray[np.float32]
-_ROWS_AT_ONCE = 1 << 24  # bytes of a weight that are in memory twice while it is loaded
 
 
 class NativeRuntime:
-    """A Runtime over one engine. A call waits for one that runs in another thread, closing too."""
+    """A Runtime over one engine. A call waits for one that runs in another thread, closing too.
+
+    Closed from within a call (by a signal handler), it lets that one finish.
+    """
 
     name = "native"
     device = "cpu"
@@ -37,12 +42,14 @@ class NativeRuntime:
         self.spec = bundle.spec
         self.layout = layout
         self.kernels = kernels
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._process = os.getpid()
         weights = bundle.weights
         dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in weights.shapes}
         self._program = build(bundle.graph, weights.schemes, dtypes, exact=options.exact)
         self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels)
-        _load(self._engine, self._program, weights)
+        self.kv_bytes = self._engine.kv_bytes
+        load(self._engine, self._program, weights, options.threads or physical_cores())
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
         check_want(want, ("last", "all", "hidden"), self.name)
@@ -61,7 +68,7 @@ class NativeRuntime:
         angles = [rope.angles(kind, np.concatenate(positions), context=context) for kind in self.spec.ropes]
         counts = [len(segment.tokens) for segment in segments]
         ends = np.cumsum(counts)
-        wanted = np.arange(len(tokens)) if want == "all" else ends - 1
+        wanted = ends - 1 if want == "last" else np.arange(len(tokens))  # hidden states, too, are of wanted rows alone
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
         table = np.array([(s.sequence, n, p[0]) for s, n, p in zip(segments, counts, positions, strict=True)], np.int64)
         held = [[plan.held for plan in segment.plans] for segment in segments]
@@ -98,18 +105,24 @@ class NativeRuntime:
                 )
                 engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
 
-    @property
-    def kv_bytes(self) -> int:
-        with self._open() as engine:
-            return engine.kv_bytes
-
     def close(self) -> None:
+        if self._forked():  # another thread may have held the lock when the process was copied
+            return
         with self._lock:
             self._engine = None
 
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
     @contextmanager
     def _open(self) -> Iterator[Engine]:
-        """The engine, for one call at a time. Raises ClosedError once it is closed, OptionError without memory."""
+        """The engine, for one call at a time.
+
+        Raises ClosedError once it is closed and in a forked process, OptionError without memory, InternalError for
+        what the engine refuses.
+        """
+        if self._forked():
+            raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
         with self._lock:
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
@@ -117,6 +130,8 @@ class NativeRuntime:
                 yield self._engine
             except MemoryError as error:
                 raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
+            except (ValueError, TypeError, IndexError) as error:
+                raise InternalError(f"the native engine was called wrongly: {error}") from error
 
 
 def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int32]:
@@ -133,6 +148,7 @@ def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: Ru
     from runtimes.native import _native
 
     spec = bundle.spec
+    wanted = pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
     tables = [np.array(rows, kind).reshape(-1, width) for rows, kind, width in _tables(program)]
     try:
         native = _native.Program(*tables)
@@ -144,8 +160,9 @@ def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: Ru
             native.add_rope(kind.dim // 2)
         for ring in layout.rings:
             native.add_ring(ring.slots, ring.window, ring.sinks)
+        kept = [KV_DTYPES.index(dtype) for dtype in kv_dtypes(bundle, wanted)]
         rings = [spec.windows.index(layer.window) for layer in spec.layers]
-        native.set_kv(layout.sequences, layout.chunk, spec.kv_heads, spec.head_dim, options.exact, rings)
+        native.set_kv(layout.sequences, layout.chunk, spec.kv_heads, spec.head_dim, rings, kept)
         return _native.Engine(native, kernels, options.threads or physical_cores())
     except ValueError as error:
         raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error
@@ -173,24 +190,3 @@ def _shape(matrix: Matrix) -> tuple[int, int, int, int, list[int], bool]:
         bits = 16 if matrix.dtype == "float16" else 32
         return bits, 0, MATRIX_KINDS.index("raw"), columns, rows, matrix.interleaved
     return scheme.bits, scheme.group, MATRIX_KINDS.index(scheme.kind), columns, rows, matrix.interleaved
-
-
-def _load(engine: Engine, program: Program, weights: Weights) -> None:
-    """Pack every matrix, some rows at a time, so that no weight is in memory twice."""
-    for index, matrix in enumerate(program.matrices):
-        for part, weight in enumerate(matrix.weights):
-            rows = weight.shape[0]
-            step = max(1, _ROWS_AT_ONCE // max(1, weights.size(weight.name) // rows))
-            for start in range(0, rows, step):
-                engine.pack(index, part, start, *_rows(matrix, weights, weight.name, start, min(start + step, rows)))
-
-
-def _rows(matrix: Matrix, weights: Weights, name: str, start: int, stop: int) -> list[npt.NDArray[np.uint8]]:
-    """Codes, scales and zero points or offsets of some rows, as bytes."""
-    if matrix.scheme is None:
-        found = [weights.tensor(name, start, stop)]
-    else:
-        parts = weights.parts(name, start, stop)
-        found = [parts[part] for part in ("codes", "scales", "zeros", "offsets") if part in parts]
-    arrays = [array.view(np.uint8).reshape(stop - start, -1) for array in found]
-    return arrays + [np.empty((stop - start, 0), np.uint8)] * (3 - len(arrays))

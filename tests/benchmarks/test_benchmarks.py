@@ -36,7 +36,7 @@ def measure(prompt, new):
     note(f"{name} ends")
     return seconds, seconds * 2
 
-serve(f"fake {name}", measure)
+serve(f"fake {name}", measure, load_s=0.5, kv_bytes=960)
 """
 
 
@@ -57,11 +57,12 @@ def test_engines_take_turns_and_the_first_round_is_left_out(tmp_path: Path) -> N
     log = tmp_path / "log"
     with fake("A", log, "9,1,2") as a, fake("B", log, "9,3,4") as b:
         assert (a.engine, b.engine) == ("fake A", "fake B")
-        found = engines.measure([a, b], [[1, 2, 3], [4, 5, 6], [7, 8, 9]], 4)
+        assert (a.load_s, a.kv_bytes, a.kv_row_bytes) == (0.5, 960, 0)
+        found = list(engines.rounds([a, b], [[1, 2, 3], [4, 5, 6], [7, 8, 9]], 4))
     turn = ["A begins 3 4", "A ends", "B begins 3 4", "B ends"]
     assert log.read_text().splitlines() == turn * 3
-    assert [sample.prefill_s for sample in found["A"]] == [1, 2]
-    assert [sample.decode_s for sample in found["B"]] == [6, 8]
+    assert [[sample.prefill_s for sample in samples] for samples in found] == [[1, 3], [2, 4]]
+    assert [samples[1].decode_s for samples in found] == [6, 8]
 
 
 def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
@@ -75,22 +76,23 @@ def test_a_worker_that_ends_is_named(tmp_path: Path) -> None:
 
 def test_medians_and_both_kinds_of_ratio() -> None:
     def samples(prefill: list[float], decode: list[float]) -> list[Sample]:
-        return [Sample(p, d, idle_cpu_s=1.0) for p, d in zip(prefill, decode, strict=True)]
+        peaks = [100 + n for n in range(len(prefill))]
+        return [Sample(p, d, 1.0, peak) for p, d, peak in zip(prefill, decode, peaks, strict=True)]
 
     # 100 prompt tokens: 100, 50, 25 tok/s against 20, 50, 100; 10 new: 10, 5, 2 against 10 each.
-    given = {"ours": samples([1, 2, 4], [1, 2, 5]), "theirs": samples([5, 2, 1], [1, 1, 1])}
-    ours, theirs = engines.compare(given, "theirs", 100, 10)
-    assert (ours.prefill, ours.decode) == (50, 5)
+    given = [samples([1, 2, 4], [1, 2, 5]), samples([5, 2, 1], [1, 1, 1])]
+    ours, theirs = engines.compare(given, 1, 100, 10)
+    assert (ours.ttft_s, ours.prefill, ours.decode) == (2, 50, 5)
     assert (ours.prefill_ratio, ours.decode_ratio) == (1.0, 0.5)
     assert (ours.prefill_paired, ours.decode_paired) == (1.0, 0.5)
-    assert ours.idle_cpu_s == 1.0
+    assert (ours.idle_cpu_s, ours.peak_bytes) == (1.0, 102)
     assert (theirs.prefill_ratio, theirs.decode_paired) == (1, 1)
     # Rounds that swing together: medians 50 and 40, the rounds' own ratios 100/40, 50/50, 25/20.
-    together = {"ours": samples([1, 2, 4], [1, 1, 1]), "theirs": samples([2.5, 2, 5], [1, 1, 1])}
-    ours, _ = engines.compare(together, "theirs", 100, 10)
+    together = [samples([1, 2, 4], [1, 1, 1]), samples([2.5, 2, 5], [1, 1, 1])]
+    ours, _ = engines.compare(together, 1, 100, 10)
     assert (ours.prefill_ratio, ours.prefill_paired) == (1.25, 1.25)
-    lucky = {"ours": samples([1, 2, 4], [1, 1, 1]), "theirs": samples([2, 1, 3], [1, 1, 1])}
-    ours, _ = engines.compare(lucky, "theirs", 100, 10)
+    lucky = [samples([1, 2, 4], [1, 1, 1]), samples([2, 1, 3], [1, 1, 1])]
+    ours, _ = engines.compare(lucky, 1, 100, 10)
     assert (ours.prefill_ratio, ours.prefill_paired) == (1.0, 0.75)
 
 

@@ -29,8 +29,13 @@ def without(bundle: Bundle, name: str) -> Path:
 
 def with_template(bundle: Bundle, template: str) -> Bundle:
     """A bundle with another chat template."""
-    path = bundle.path / "chat_template.jinja"
-    path.write_text(template, encoding="utf-8")
+    return with_file(bundle, "chat_template.jinja", template)
+
+
+def with_file(bundle: Bundle, name: str, text: str) -> Bundle:
+    """A bundle in which one file is another."""
+    path = bundle.path / name
+    path.write_text(text, encoding="utf-8")
     manifest = json.loads((bundle.path / "manifest.json").read_text())
     manifest["files"][path.name] = {"size": path.stat().st_size, "sha256": sha256(path)}
     (bundle.path / "manifest.json").write_text(json.dumps(manifest))

@@ -131,7 +131,7 @@ def test_t2_in_every_field_of_a_message(byte_level: tokenizers.Tokenizer, change
 def test_t2_in_tools_and_extra_variables(byte_level: tokenizers.Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": FORGED}}]
     template, tokenizer = ChatTemplate(EVERY_FIELD, SPECIAL), make(byte_level)
-    ids = template.encode([{"role": "user", "content": "a"}], tokenizer, tools=tools, custom=FORGED)
+    ids = template.encode([{"role": "user", "content": "a"}], tokenizer, tools=tools, variables={"custom": FORGED})
     assert [token for token in ids if token in tokenizer.control_ids] == [BOS, IM_START, IM_END]
 
 
@@ -234,6 +234,16 @@ def test_a_template_that_fails_is_one_clear_error(source: str, reason: str) -> N
 def test_a_template_that_is_not_jinja_is_the_bundles_fault() -> None:
     with pytest.raises(BundleError, match="not valid, line 2: "):
         ChatTemplate("a\n{% if %}", {})
+
+
+@pytest.mark.parametrize("source", [
+    "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+    "{% for x in y %}" * 30 + "{% endfor %}" * 30,
+    "{{ " + "-" * 3000 + "1 }}",
+])  # fmt: skip
+def test_a_template_that_is_nested_too_deeply_is_the_bundles_fault(source: str) -> None:
+    with pytest.raises(BundleError, match="the chat template is not valid: it is nested too deeply"):
+        ChatTemplate(source, {})
 
 
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])

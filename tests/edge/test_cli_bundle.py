@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge
 from edge import runtime
 from edge.cli import main
+from exporters import parity
+from runtimes.scripted import write_bundle
 from tests.exporters.tiny import VOCAB, tiny_llama
 
 ROOT = Path(edge.__file__).parents[1]
@@ -46,6 +49,38 @@ def test_export_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest.
     assert "weights at " in done.out
     assert "int4 weights against the source's" in done.out
     assert "quantize\n" in done.err
+
+
+def test_a_model_too_large_for_a_parity_check_is_exported_and_inspected(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above a billion parameters there are no comparisons to print, only a note that says so."""
+    monkeypatch.setattr(parity, "KEEP_LIMIT", 0)
+    out = tmp_path / "large.dsedge"
+    assert main(["export", str(source), "-o", str(out)]) == 0
+    assert "note: parity was not checked: above a billion parameters run `dsedge verify`" in capsys.readouterr().out
+    assert main(["inspect", str(out)]) == 0
+    done = capsys.readouterr()
+    assert "parity was not checked" in done.out
+    assert "int4 weights against" not in done.out
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"kv": {"dtype": "int8"}}, "its KV is of the type 'int8'; known are float16, float32"),
+    ({"kv": {"dtype": ["float32"]}}, "its KV is of the type"),
+    ({"quality": {"parity": "x"}}, "the quality report is ill-formed"),
+    ({"quality": {"parity": {"source": 1, "tokens": 3}}}, "the quality report is ill-formed"),
+    ({"quality": {"parity": {"source": {"mean_kl": "x"}}}}, "the quality report is ill-formed"),
+    ({"quality": {"notes": 3}}, "the quality report's notes are no list"),
+])  # fmt: skip
+def test_a_manifest_with_a_report_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    bundle = write_bundle(tmp_path / "odd.dsedge", ["x"]).path
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    (bundle / "manifest.json").write_text(json.dumps({**manifest, **change}))
+    assert main(["inspect", str(bundle)]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_export_by_name_goes_to_the_store(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,8 @@ def test_a_release_set_can_be_pulled_by_its_catalogue(
         return write_bundle(out, [f"{name} from {source} by {recipe}"])
 
     monkeypatch.setattr(edge, "export", export, raising=False)
+    for name in ("small.gguf", "large"):
+        (tmp_path / name).write_text("")
     words = ["export", "--variants", "sub1b=small.gguf,7b=large", "-o", "out/tale", "--license", 'the "best"']
     assert main([*words, "--json"]) == 0
     out, err = capsys.readouterr()
@@ -171,6 +173,34 @@ def test_a_release_set_can_be_pulled_by_its_catalogue(
     assert capsys.readouterr().out == "tale-7b from large by 7b\n"
 
 
+@pytest.mark.parametrize(("license_", "code"), [(b"\xc3\x9cn\xc3\xaf", 0), (b"\xff", 2)])
+def test_a_license_is_utf8_whatever_the_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], license_: bytes, code: int
+) -> None:
+    """Under LC_ALL=C a word comes as ASCII with its other bytes escaped."""
+    monkeypatch.setattr(edge, "export", lambda source, out, **_: write_bundle(out, [ANSWER]), raising=False)
+    (tmp_path / "a").write_text("")
+    word = license_.decode("ascii", "surrogateescape")
+    assert main(["export", "--variants", "sub1b=a", "-o", "out", "--license", word]) == code
+    path = tmp_path / "out" / "catalog.toml"
+    if code:
+        assert "is no UTF-8 text" in capsys.readouterr().err
+        assert not path.exists()
+    else:
+        assert 'license = "Ünï"' in path.read_text(encoding="utf-8")
+
+
+def test_u7_a_catalogue_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(partial: str, mode: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(edge, "export", lambda source, out, **_: write_bundle(out, [ANSWER]), raising=False)
+    monkeypatch.setattr("edge.commands.release.os.chmod", full)
+    (tmp_path / "a").write_text("")
+    assert main(["export", "--variants", "sub1b=a", "-o", "out"]) == 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["out-sub1b.dsedge"]
+
+
 def test_a_release_that_fails_leaves_an_earlier_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def export(source: str, out: Path, *, recipe: str, **_: Any) -> edge.Bundle:
         if recipe == "7b":
@@ -178,10 +208,49 @@ def test_a_release_that_fails_leaves_an_earlier_catalogue(tmp_path: Path, monkey
         return write_bundle(out, [ANSWER])
 
     monkeypatch.setattr(edge, "export", export, raising=False)
+    for name in "ab":
+        (tmp_path / name).write_text("")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "catalog.toml").write_text("earlier")
     assert main(["export", "--variants", "sub1b=a,7b=b", "-o", "out"]) == 2
     assert (tmp_path / "out" / "catalog.toml").read_text() == "earlier"
+
+
+@pytest.mark.parametrize(("variants", "reason"), [
+    ("sub1b=a,7b=absent", "absent: no such file or folder for the variant 7b"),
+    ("sub1b=a,9b=a", "no recipe '9b'"),
+])  # fmt: skip
+def test_a_release_looks_at_everything_before_it_exports_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variants: str, reason: str
+) -> None:
+    monkeypatch.setattr(edge, "export", lambda *_, **__: pytest.fail("exported"), raising=False)
+    (tmp_path / "a").write_text("")
+    assert main(["export", "--variants", variants, "-o", "out"]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_u7_an_import_without_room_says_how_much_is_needed(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(source: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("edge.commands.models.shutil.copyfile", full)
+    assert main(["import", str(bundle)]) == 2
+    needed = sum(file.stat().st_size for file in bundle.iterdir() if file.name not in ("manifest.json", "notes.txt"))
+    assert f"at least {needed} bytes are needed there" in capsys.readouterr().err
+
+
+def test_a_file_that_the_system_refuses_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert main(["import", "locked"]) == 2
+    assert capsys.readouterr().err == "dsedge: locked: Permission denied\n"
 
 
 # --- completion ---------------------------------------------------------------------------------------------------
@@ -217,7 +286,7 @@ def test_the_bash_script_is_valid_and_completes(tmp_path: Path) -> None:
         return dsedge(_DSEDGE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=count).split()
 
     assert complete("dsedge ver") == ["verify"]
-    assert complete("dsedge run --temp") == ["--temperature"]
+    assert complete("dsedge run --tempe") == ["--temperature"]
     assert complete("dsedge pull qwen3-8") == ["qwen3-8b"]
     write_bundle(store.place("mine"), [ANSWER])
     assert complete("dsedge rm mi") == ["mine"]

@@ -15,7 +15,8 @@ from edge.commands.chat import Chat
 from edge.errors import OptionError, UnsupportedError
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.pipeline import Pipeline
-from edge.reasoning import Delta, Splitter, Tags, find_tags, is_opened
+from edge.reasoning import Tags, find_tags, is_opened
+from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
 from runtimes.scripted import write_bundle

@@ -91,7 +91,7 @@ def test_file_order_and_metadata(tmp_path: Path) -> None:
         ([1, 2], b"", "no JSON object"),
         ({"a": 5}, b"", "'a' is described wrongly"),
         ({"a": {"dtype": "U8", "shape": [1]}}, b"\0", "'a' is described wrongly: 'data_offsets'"),
-        ({"a": tensor(0, 1, [1], "I4")}, b"\0", "described wrongly: 'I4'"),
+        ({"a": tensor(0, 1, [1], "I4")}, b"\0", "wrongly: numbers of the type 'I4' are not known"),
         ({"a": {**tensor(0, 1, [1]), "dtype": ["U8"]}}, b"\0", "described wrongly"),
         ({"a": {**tensor(0, 1, [1]), "data_offsets": [0]}}, b"\0", "described wrongly"),
         ({"a": tensor(0, 2, [1])}, b"\0\0", "2 bytes for U8"),

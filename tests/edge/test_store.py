@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge import store
-from edge.errors import NotFoundError, OptionError
+from edge.errors import NotFoundError, OptionError, StorageError
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,9 @@ def test_an_empty_store_lists_nothing_and_creates_nothing(home: Path) -> None:
 def test_names_are_sorted_and_leave_out_what_is_not_a_bundle(home: Path) -> None:
     for name in ("b.dsedge", "a-1.5b.dsedge", ".removed-x", ".b.dsedge", "notes"):
         make(home / "models" / name)
+    for name in ("con.dsedge", "c..dsedge", "d.dsedge.dsedge"):  # which no name can stand for
+        make(home / "models" / name)
+    (home / "models" / "file.dsedge").write_text("")
     assert store.names() == ["a-1.5b", "b"]
 
 
@@ -102,3 +105,24 @@ def test_remove_takes_the_whole_bundle_and_only_it(home: Path) -> None:
     assert [path.name for path in (home / "models").iterdir()] == ["b.dsedge"]
     with pytest.raises(NotFoundError, match="no model 'a'; it has b"):
         store.remove("a")
+
+
+def test_a_store_that_cannot_be_read_is_no_bug(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StorageError, match="models: cannot be read: Permission denied; see DSEDGE_HOME"):
+        store.names()
+
+
+def test_what_cannot_be_moved_away_leaves_no_folder_behind(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(home / "models" / "a.dsedge")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(source))
+
+    monkeypatch.setattr("edge.store.os.replace", refuse)
+    with pytest.raises(StorageError, match="cannot be removed"):
+        store.remove("a")
+    assert [path.name for path in (home / "models").iterdir()] == ["a.dsedge"]

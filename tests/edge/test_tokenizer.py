@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from edge.errors import BundleError, OptionError
 from edge.tokenizer import ControlTokens, Tokenizer
+from tests.corpus import TEXTS
 
 BOS, EOS = 1, 2
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -28,12 +29,11 @@ def peer(tokenizer: tokenizers.Tokenizer) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace", "digits_apart"])
-@pytest.mark.parametrize(
-    "text", ["", "a", "the word", "It's 1234567 items\n\n  x", " a != b . c 'sword' n't", "é漢字👍🏽"]
-)
-def test_plain_ids_equal_transformers(kind: str, text: str, request: pytest.FixtureRequest) -> None:
+def test_plain_ids_equal_transformers(kind: str, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)
-    assert make(source).encode(text) == peer(source).encode(text, add_special_tokens=False)
+    tokenizer, reference = make(source), peer(source)
+    for text in [*TEXTS, "a", "the word", " a != b . c 'sword' n't"]:
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False), text
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "metaspace", "digits_apart"])

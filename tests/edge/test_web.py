@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+from http.client import HTTPMessage
+from io import BytesIO
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request
 
 import pytest
 
@@ -323,6 +327,12 @@ def test_a_redirect_keeps_the_range(target: Path) -> None:
     ]
 
 
+def test_a_redirect_away_from_https_says_so() -> None:
+    asked = Request("https://models.example/x")
+    with pytest.raises(HTTPError, match=r"302: and leads on to http://models\.example/x, away from https"):
+        proxies._Redirects().redirect_request(asked, BytesIO(), 302, "Found", HTTPMessage(), "http://models.example/x")
+
+
 def test_loopback_never_goes_through_a_proxy_and_others_do(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(honest) as (proxy, through), serving(honest) as (url, direct):
         monkeypatch.setenv("http_proxy", proxy)
@@ -340,7 +350,8 @@ def test_loopback_never_goes_through_a_proxy_and_others_do(target: Path, monkeyp
 
 @pytest.mark.parametrize(("host", "found"), [
     ("localhost", True), ("LOCALHOST.", True), ("a.localhost", True), ("127.0.0.1", True), ("127.9.9.9", True),
-    ("::1", True), ("[::1]", True), ("localhost.example", False), ("10.0.0.1", False), ("", False), (None, False),
+    ("::1", True), ("[::1]", True), ("127.1", True), ("0x7f000001", True), ("::ffff:127.0.0.1", True), ("10.1", False),
+    ("::ffff:10.0.0.1", False), ("localhost.example", False), ("10.0.0.1", False), ("", False), (None, False),
 ])  # fmt: skip
 def test_what_is_loopback(host: str | None, found: bool) -> None:
     assert proxies.is_loopback(host) is found

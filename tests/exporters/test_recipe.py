@@ -180,3 +180,14 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(OptionError, match=r"latin\.toml"):
         recipes.load(tmp_path / "latin.toml")
+
+
+def test_a_recipe_saved_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = toml(tmp_path, '[[rule]]\nmatch = "*"\nscheme = "float16"\n')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert choose(recipes.load(path), "embed").scheme == "float16"
+
+
+def test_a_recipe_that_is_nested_too_deep(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"recipe .*mine\.toml: "):
+        recipes.load(toml(tmp_path, "rule = " + "[" * 100_000))

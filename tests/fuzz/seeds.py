@@ -134,6 +134,53 @@ def _safetensors(tensors: list[Stored]) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(at)
 
 
+def configs(folder: Path) -> list[bytes]:
+    """Sizes with everything that some family reads beside them, and with each kind of rope."""
+    rich = {
+        **CONFIG, "head_dim": 16, "sliding_window": 8, "attn_logit_softcapping": 30.0, "final_logit_softcapping": 20.0,
+        "query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"], "no_rope_layers": [1],
+        "use_sliding_window": True, "max_window_layers": 0, "embedding_multiplier": 2.0, "attention_multiplier": 0.1,
+        "residual_multiplier": 0.5, "logits_scaling": 3.0, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    bands = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    ropes: list[dict[str, Any]] = [
+        {"rope_type": "longrope", **factors},
+        {"rope_type": "yarn", "factor": 2.0, "beta_slow": 1, "beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"rope_type": "llama3", **bands, "original_max_position_embeddings": 32},
+        {"type": "dynamic", "factor": 2.0},
+    ]
+    tables = {kind: {"rope_type": "linear", "factor": 2.0} for kind in ("full_attention", "sliding_attention")}
+    documents = [{**rich, "rope_scaling": rope} for rope in ropes] + [{**rich, "rope_parameters": tables}]
+    return [json.dumps(document).encode() for document in documents]
+
+
+def metadata(folder: Path) -> list[bytes]:
+    """The keys of a GGUF file with sizes alone, and with all that the reader looks at."""
+    sizes = {
+        "block_count": 1, "context_length": 64, "embedding_length": 32, "feed_forward_length": 32,
+        "attention.head_count": 2, "attention.head_count_kv": [1], "attention.layer_norm_rms_epsilon": 1e-5,
+    }  # fmt: skip
+    more = {
+        "attention.key_length": 16, "attention.value_length": 16, "rope.dimension_count": 16, "rope.freq_base": 1e4,
+        "attention.sliding_window": 8, "attention.sliding_window_pattern": [True], "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 2.0, "rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.0,
+        "rope.scaling.yarn_beta_fast": 32.0, "expert_count": 0, "attention.causal": True, "logit_scale": 1.0,
+    }  # fmt: skip
+    files = [
+        ("llama", sizes),
+        ("llama", {**sizes, **more}),
+        ("gemma3", {**sizes, **more, "final_logit_softcapping": 30.0}),
+    ]
+    shared = {"tokenizer.ggml.bos_token_id": 1}
+    return [
+        json.dumps(
+            {"general.architecture": arch, **shared, **{f"{arch}.{key}": value for key, value in keys.items()}}
+        ).encode()
+        for arch, keys in files
+    ]
+
+
 def tokenizers(folder: Path) -> list[bytes]:
     """Byte-level BPE, BPE over SentencePiece's pieces, and Unigram."""
     byte_level = write_bundle(folder / "seed.dsedge", ["x"]).path / "tokenizer.json"

@@ -5,19 +5,27 @@ A target knows valid inputs to start from. Everything that a reader gives is use
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge.bundle import open_bundle
-from edge.errors import EdgeError
+from edge.errors import CheckpointError, EdgeError
 from edge.kv import plan_layout
+from edge.rope import angles
 from edge.tokenizer import Tokenizer
-from exporters.architectures import describe
+from exporters.architectures import HUGGING_FACE, describe
+from exporters.architectures.config import Config
+from exporters.architectures.family import Family
+from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
+from exporters.checkpoint.gguf_config import read_config
 from exporters.checkpoint.open import open_checkpoint
 from runtimes.scripted import write_bundle
 from tests.fuzz import seeds
@@ -75,6 +83,53 @@ def _use(checkpoint: Checkpoint) -> None:
         checkpoint.close()
 
 
+def _config(data: bytes, folder: Path) -> None:
+    """A config.json as each family reads it, and the angles of the ropes that come of it."""
+    _describe(_document(data))
+
+
+def _metadata(data: bytes, folder: Path) -> None:
+    """GGUF metadata, a list of numbers being an array, and what each family makes of the config that comes of it."""
+    metadata = {key: np.array(value) if _numeric(value) else value for key, value in _document(data).items()}
+    if any(isinstance(value, int) and abs(value) >= 2**64 for value in metadata.values()):
+        raise CheckpointError("the format has no integers of that size")
+    _describe({"vocab_size": 8, **read_config(folder / "m.gguf", metadata, {})})
+
+
+def _document(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError("no JSON") from error
+    if not isinstance(found, dict):
+        raise CheckpointError("no object")
+    return found
+
+
+def _numeric(value: Any) -> bool:
+    fits = isinstance(value, list) and all(type(item) in (bool, int, float) for item in value)
+    return fits and all(abs(item) < 2**63 for item in value)
+
+
+def _describe(config: Any) -> None:
+    """Every family has its turn, whatever the others say; a refusal is raised if all of them refuse."""
+    refused: list[EdgeError] = []
+    modules = sorted(set(HUGGING_FACE.values()))
+    for module in modules:
+        family: Family = importlib.import_module(f"exporters.architectures.{module}").FAMILY
+        try:
+            read = Config("config.json", config, family.defaults)
+            spec = read_spec(read, family.name, family.fields(read))
+            family.scales(read)
+            for rope in spec.ropes:
+                with np.errstate(all="ignore"):
+                    angles(rope, np.array([0, 5000], np.int64), context=5000)
+        except EdgeError as error:
+            refused.append(error)
+    if len(refused) == len(modules):
+        raise refused[0]
+
+
 def _tokenizer(data: bytes, folder: Path) -> None:
     """A tokenizer.json in a bundle, and in a checkpoint's folder."""
     text = data.decode("utf-8", errors="replace")
@@ -98,6 +153,8 @@ def _manifest(data: bytes, folder: Path) -> None:
 TARGETS = {
     "gguf": Target(_gguf, seeds.gguf_files),
     "safetensors": Target(_safetensors, seeds.folders),
+    "config": Target(_config, seeds.configs),
+    "metadata": Target(_metadata, seeds.metadata),
     "tokenizer": Target(_tokenizer, seeds.tokenizers),
     "manifest": Target(_manifest, seeds.manifests),
 }

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.__main__ import NAMES
 from tests.fuzz.limits import bounded_memory
 from tests.fuzz.mutations import EDITS, JSON_EDITS, edit_bytes, edit_document
 from tests.fuzz.targets import TARGETS, Target, attempt
@@ -42,6 +43,10 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         folder = tmp_path_factory.mktemp(request.param)
         patch.setenv("DSEDGE_CACHE", str(folder / "cache"))
         yield Bench(request.param, folder)
+
+
+def test_the_command_knows_every_target() -> None:
+    assert tuple(TARGETS) == NAMES
 
 
 def test_seeds_are_taken(bench: Bench) -> None:

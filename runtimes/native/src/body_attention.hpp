@@ -3,6 +3,9 @@
 // the spans are spread over threads and queries over tiles.
 #pragma once
 
+// Keys and values are fetched so many bytes before they are needed: the processor itself looks no further than its page.
+constexpr int64_t kKvAhead = 4096;
+
 template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
 };
@@ -22,6 +25,7 @@ template <typename Work> inline void in_fours(int64_t rows, const Work &work) {
 
 inline Floats load_wide(const float *p) { return load(p); }
 inline Floats load_wide(const uint16_t *p) { return load_half(p); }
+inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
 inline void store_wide(float *p, float x) { *p = x; }
 // What float16 cannot hold becomes NaN: an infinity could turn into a weight of 0, or into the soft-cap, unnoticed.
 inline void store_wide(uint16_t *p, float x) {
@@ -35,12 +39,14 @@ inline void score_lines(const T *keys, const float *queries, const HeadStore &s,
   for (int line = 0; line < kLines; ++line)
     for (int r = 0; r < kRows; ++r)
       out[line][r] = splat(0);
-  for (int32_t d = 0; d < s.dim; ++d)
+  for (int32_t d = 0; d < s.dim; ++d) {
+    __builtin_prefetch((const char *)(keys + d * kLines * 16) + kKvAhead);
     for (int line = 0; line < kLines; ++line) {
       const Floats key = load_wide(keys + (line * s.dim + d) * 16);
       for (int r = 0; r < kRows; ++r)
         out[line][r] = fma(splat(queries[r * s.padded + d]), key, out[line][r]);
     }
+  }
 }
 
 // Puts lanes of a line into the scores of a span: lane 0 belongs to index `at`; only first … last - 1 are wanted.
@@ -63,8 +69,11 @@ inline void score_some(const AttentionTile &a, const T *keys, Piece piece, int64
   Floats values[kLines][kRows];
   score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, a.queries + row * a.store.padded, a.store, values);
   for (int n = 0; n < kLines; ++n)
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRows; ++r) {
+      if constexpr (sizeof(T) == 1)
+        values[n][r] = mul(values[n][r], load_half(a.store.key_scales + (line + n) * 16));
       place(scores + (row + r) * kSpan, begin + (line + n) * 16 - piece.slot, values[n][r], begin, begin + piece.count);
+    }
 }
 
 template <int kRows, typename T>
@@ -80,23 +89,26 @@ inline void score_piece(const AttentionTile &a, const T *keys, Piece piece, int6
 // mix[kRows][kLanes * 16] += weights[kRows][piece] · values[piece][kLanes * 16]
 template <int kRows, int kLanes, typename T>
 inline void mix_piece(const T *values, int64_t stride, const float *weights, int64_t count, float *mix) {
-  Floats sums[kRows][kLanes];
-  for (int r = 0; r < kRows; ++r)
-    for (int l = 0; l < kLanes; ++l)
-      sums[r][l] = load(mix + r * stride + l * 16);
+  constexpr int kSums = kRows * kLanes; // one loop, which compilers unroll: only then do the sums stay in registers
+  Floats sums[kSums];
+#pragma GCC unroll 16
+  for (int n = 0; n < kSums; ++n)
+    sums[n] = load(mix + n / kLanes * stride + n % kLanes * 16);
   for (int64_t i = 0; i < count; ++i) {
     Floats value[kLanes];
-    for (int l = 0; l < kLanes; ++l)
+#pragma GCC unroll 4
+    for (int l = 0; l < kLanes; ++l) {
+      if (l % 2 == 0)
+        __builtin_prefetch((const char *)(values + i * stride + l * 16) + kKvAhead);
       value[l] = load_wide(values + i * stride + l * 16);
-    for (int r = 0; r < kRows; ++r) {
-      const Floats weight = splat(weights[r * kSpan + i]);
-      for (int l = 0; l < kLanes; ++l)
-        sums[r][l] = fma(weight, value[l], sums[r][l]);
     }
+#pragma GCC unroll 16
+    for (int n = 0; n < kSums; ++n)
+      sums[n] = fma(splat(weights[n / kLanes * kSpan + i]), value[n % kLanes], sums[n]);
   }
-  for (int r = 0; r < kRows; ++r)
-    for (int l = 0; l < kLanes; ++l)
-      store(mix + r * stride + l * 16, sums[r][l]);
+#pragma GCC unroll 16
+  for (int n = 0; n < kSums; ++n)
+    store(mix + n / kLanes * stride + n % kLanes * 16, sums[n]);
 }
 
 template <int kRows, typename T>
@@ -111,10 +123,23 @@ inline void mix_rows(const AttentionTile &a, const T *values, Piece piece, const
     mix_piece<kRows, 1>(rows + lane, stride, weights, piece.count, mix + lane);
 }
 
-inline bool sees(const AttentionTile &a, int64_t row, int64_t position) {
-  const int64_t distance = a.position[row] - position;
-  return distance >= 0 && (distance < a.window || position < a.sinks);
+// Multiplies the weights of a piece by the scales of its values.
+inline void scale_weights(const AttentionTile &a, Piece piece, float *scores) {
+  const uint16_t *scales = a.store.value_scales + piece.slot;
+  float *weights = scores + piece.position % kSpan;
+  int64_t i = 0;
+  for (; i + 16 <= piece.count; i += 16) {
+    const Floats scale = load_half(scales + i);
+    for (int64_t row = 0; row < a.rows; ++row)
+      store(weights + row * kSpan + i, mul(load(weights + row * kSpan + i), scale));
+  }
+  for (; i < piece.count; ++i)
+    for (int64_t row = 0; row < a.rows; ++row)
+      weights[row * kSpan + i] *= half_scalar(scales + i);
 }
+
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Turns scores into weights e^(score - maximum); hidden positions get 0. `limit`: scores from there on are hidden.
 inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t limit, float *scores,
@@ -127,9 +152,11 @@ inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t lim
       const Floats capped = mul(splat(a.softcap), tanh(div(mul(s, splat(a.scale)), splat(a.softcap))));
       store(scores + i, unless_hidden(s, capped));
     }
-  if (a.position[row] - base >= a.window || a.position[row] < base + limit - 1) // else all of it is in the window
-    for (int64_t i = 0; i < limit; ++i)
-      scores[i] = sees(a, row, base + i) ? scores[i] : -__builtin_inff();
+  // Hidden are those before the window, but for sinks, and those after the query.
+  for (int64_t i = larger(0, a.sinks - base); i < smaller(limit, a.position[row] - a.window + 1 - base); ++i)
+    scores[i] = -__builtin_inff();
+  for (int64_t i = larger(0, a.position[row] + 1 - base); i < limit; ++i)
+    scores[i] = -__builtin_inff();
   for (int64_t i = 0; i < limit; i += 16)
     top = max(load(scores + i), top);
   const float scale = a.softcap > 0 ? 1.0f : a.scale;
@@ -165,6 +192,12 @@ void merge(const Softmax &part, const Softmax &state, int64_t rows, int64_t padd
   }
 }
 
+// What of a piece a query at `position` may see, at most: nobody looks ahead.
+inline Piece until(Piece piece, int64_t position) {
+  piece.count = larger(0, smaller(piece.count, position + 1 - piece.position));
+  return piece;
+}
+
 template <typename T>
 inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t count, float *scores,
                         const Softmax &local) {
@@ -176,16 +209,20 @@ inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t cou
       store(scores + row * kSpan + i, splat(-__builtin_inff()));
   in_fours(a.rows, [&](auto rows, int64_t row) {
     for (int64_t p = 0; p < count; ++p)
-      score_piece<decltype(rows)::kCount>(a, keys, pieces[p], row, scores);
+      score_piece<decltype(rows)::kCount>(a, keys, until(pieces[p], a.position[row + rows.kCount - 1]), row, scores);
   });
   for (int64_t row = 0; row < a.rows; ++row) {
     weigh(a, span, row, limit, scores + row * kSpan, local);
     for (int64_t i = 0; i < padded; i += 16)
       store(local.mix + row * padded + i, splat(0));
   }
+  if constexpr (sizeof(T) == 1)
+    for (int64_t p = 0; p < count; ++p)
+      scale_weights(a, pieces[p], scores);
   in_fours(a.rows, [&](auto rows, int64_t row) {
     for (int64_t p = 0; p < count; ++p)
-      mix_rows<decltype(rows)::kCount>(a, values, pieces[p], scores + row * kSpan, local.mix + row * padded);
+      mix_rows<decltype(rows)::kCount>(a, values, until(pieces[p], a.position[row + rows.kCount - 1]),
+                                       scores + row * kSpan, local.mix + row * padded);
   });
 }
 
@@ -196,10 +233,12 @@ void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride,
     while (end < a.piece_count && a.pieces[end].position / kSpan == span)
       ++end;
     if (span >= a.first_span && span <= a.last_span) {
-      if (a.store.wide)
+      if (a.store.format == KvFormat::kFloat32)
         attend_span<float>(a, a.pieces + p, end - p, scores, part);
-      else
+      else if (a.store.format == KvFormat::kFloat16)
         attend_span<uint16_t>(a, a.pieces + p, end - p, scores, part);
+      else
+        attend_span<uint8_t>(a, a.pieces + p, end - p, scores, part);
       if (stride)
         part = {part.maximum + stride, part.total + stride, part.mix + stride};
       else
@@ -209,34 +248,54 @@ void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride,
   }
 }
 
+// Puts numbers into the slot at `out`, one every `stride`.
+template <typename T> inline void write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
+  for (int64_t d = 0; d < count; ++d)
+    store_wide(out + d * stride, x[d]);
+}
+
+// The same as codes; returns their scale. What no scale can hold makes it NaN.
+inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t stride) {
+  Floats top = splat(0), total = splat(0);
+  for (int64_t d = 0; d < count; d += 16) {
+    const Floats a = abs(load_some(x + d, count - d));
+    top = max(a, top);
+    total = add(a, total); // keeps a NaN, which the maximum may lose
+  }
+  uint16_t half;
+  store_wide(&half, maximum(top) / 127);
+  if (!(sum(total) < __builtin_inff()))
+    half = 0x7e00;
+  const float scale = half_scalar(&half), inverse = scale > 0 ? 1 / scale : 0; // of NaN: 0
+  for (int64_t d = 0; d < count; d += 16) {
+    const Floats a = inverse > 0 ? mul(load_some(x + d, count - d), splat(inverse)) : splat(0);
+    const Ints rounded = round(max(splat(-127), sub(splat(0), max(splat(-127), sub(splat(0), a)))));
+    int32_t codes[16];
+    __builtin_memcpy(codes, &rounded, sizeof codes);
+    for (int64_t i = 0; i < 16 && d + i < count; ++i)
+      out[(d + i) * stride] = (uint8_t)(codes[i] + 128);
+  }
+  return half;
+}
+
 template <typename T> inline void write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
   T *keys = (T *)s.keys + slot / 16 * 16 * s.dim + slot % 16, *values = (T *)s.values + slot * s.padded;
-  for (int32_t d = 0; d < s.dim; ++d) {
-    store_wide(keys + d * 16, key[d]);
-    store_wide(values + d, value[d]);
+  if constexpr (sizeof(T) == 1) {
+    s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
+    if (value)
+      s.value_scales[slot] = write_codes(value, s.dim, values, 1);
+  } else {
+    write_numbers(key, s.dim, keys, 16);
+    if (value)
+      write_numbers(value, s.dim, values, 1);
   }
 }
 
 void write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
-  if (s.wide)
+  if (s.format == KvFormat::kFloat32)
     write_head<float>(s, slot, key, value);
-  else
+  else if (s.format == KvFormat::kFloat16)
     write_head<uint16_t>(s, slot, key, value);
-}
-
-template <typename T>
-inline void copy_head(const HeadStore &from, int64_t source, const HeadStore &to, int64_t target) {
-  const T *key = (const T *)from.keys + source / 16 * 16 * from.dim + source % 16;
-  T *kept = (T *)to.keys + target / 16 * 16 * to.dim + target % 16;
-  for (int32_t d = 0; d < from.dim; ++d)
-    kept[d * 16] = key[d * 16];
-  __builtin_memcpy((T *)to.values + target * to.padded, (const T *)from.values + source * from.padded,
-                   (size_t)from.padded * sizeof(T));
-}
-
-void copy_row(const HeadStore &from, int64_t source, const HeadStore &to, int64_t target) {
-  if (from.wide)
-    copy_head<float>(from, source, to, target);
   else
-    copy_head<uint16_t>(from, source, to, target);
+    write_head<uint8_t>(s, slot, key, value);
 }

@@ -6,55 +6,54 @@ struct Pair { // 32 rows
   Floats v[2];
 };
 
-// The codes of a panel as bytes, [blocks][2 halves][8 lines].
-inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
+template <int kBits> struct Bits {};
+
+// The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
+template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
   for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes)
-    for (int64_t run = 0; run < m.group / kBlock * 2; ++run, codes += 512)
-      for (int line = 0; line < 4; ++line) {
-        Bytes both = load_bytes(panel + (run * 4 + line) * 64);
+    for (int64_t run = 0; run < m.group / kBlock * 2; ++run, codes += 512) {
+      const uint8_t *lines = panel + run * kBits * 64;
+      for (int line = 0; line < 4 && kBits == 4; ++line) {
+        Bytes both = load_bytes(lines + line * 64);
         store_bytes(codes + line * 64, low_nibbles(both));
         store_bytes(codes + (line + 4) * 64, high_nibbles(both));
       }
+      if constexpr (kMatrixDots)
+        native_tiles(Bits<kBits>{}, kBits == 4 ? codes : lines, codes);
+    }
 }
-
-// The eight lines of a run, from either form of its codes. kHeld: in registers, for several tokens.
-template <bool kPacked, bool kHeld> struct Run {
-  const uint8_t *at;
-  Bytes held[kHeld ? 8 : 1];
-
-  explicit Run(const uint8_t *run) : at(run) {
-    if constexpr (kHeld) {
-#pragma GCC unroll 8
-      for (int n = 0; n < 8; ++n)
-        held[n] = read(n);
-    }
-  }
-  Bytes read(int n) const {
-    if constexpr (kPacked) {
-      const Bytes both = load_bytes(at + n % 4 * 64);
-      return n < 4 ? low_nibbles(both) : high_nibbles(both);
-    }
-    return load_bytes(at + n * 64);
-  }
-  Bytes line(int n) const { return kHeld ? held[kHeld ? n : 0] : read(n); }
-};
 
 struct IntPair {
   Ints v[2];
 };
 
-// Adds the products of both halves' runs with 32 activations, which are spread over lanes once for the two.
-template <int kBits, typename Codes> inline IntPair dot_runs(IntPair sums, const Codes (&runs)[2], const int8_t *x) {
+// Adds the products of a block's codes with 32 activations of each of kCount tokens, which lie `stride` bytes apart.
+// kPacked: of codes as they lie in the panel. A line is read once for all tokens, and activations are spread over lanes
+// once for both halves; each of kChains sums of a token waits for as few others as possible.
+template <int kBits, bool kPacked, int kCount, int kChains>
+inline void dot_block(const uint8_t *codes, const int8_t *x, int64_t stride, IntPair (&sums)[kCount * kChains]) {
+  constexpr int kHalf = kPacked ? kBits * 64 : 512;
+  const auto line = [&](int half, int n) {
+    const Bytes bytes = load_bytes(codes + half * kHalf + (kPacked && kBits == 4 ? n % 4 : n) * 64);
+    return !kPacked || kBits == 8 ? bytes : n < 4 ? low_nibbles(bytes) : high_nibbles(bytes);
+  };
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     const int n = i / 2 + i % 2 * 4; // both nibbles of a line together
-    int32_t quad;
-    __builtin_memcpy(&quad, x + n * 4, 4);
-    sums.v[0] = dot<kBits>(sums.v[0], runs[0].line(n), quad);
-    sums.v[1] = dot<kBits>(sums.v[1], runs[1].line(n), quad);
+    const Bytes first = line(0, n), second = line(1, n);
+#pragma GCC unroll 8
+    for (int t = 0; t < kCount; ++t) {
+      int32_t quad;
+      __builtin_memcpy(&quad, x + t * stride + n * 4, 4);
+      IntPair &sum = sums[t * kChains + i % kChains];
+      sum.v[0] = dot<kBits>(sum.v[0], first, quad);
+      sum.v[1] = dot<kBits>(sum.v[1], second, quad);
+    }
   }
-  return sums;
 }
+
+inline IntPair add(const IntPair &a, const IntPair &b) { return {{add(a.v[0], b.v[0]), add(a.v[1], b.v[1])}}; }
+inline IntPair nothing() { return {{splat_int(0), splat_int(0)}}; }
 
 struct GroupData { // of one group, for 16 rows
   Floats scales, offsets;
@@ -79,9 +78,49 @@ template <Kind kKind> inline GroupData load_group(const Matrix &m, const uint8_t
   return d;
 }
 
+// Adds a block's products, which stand for `value`, to the sums of the token whose scale is at `at`.
+template <Kind kKind>
+inline void add_block(Pair &total, const Pair &value, const GroupData (&data)[2], const QuantRows &x, int64_t at) {
+  for (int half = 0; half < 2; ++half) {
+    Floats &sum = total.v[half];
+    sum = fma(value.v[half], mul(data[half].scales, splat(x.scale[at])), sum);
+    if constexpr (kKind == Kind::kAffine)
+      sum = fma(data[half].offsets, splat(x.sum[at]), sum);
+  }
+}
+
+inline Pair to_floats(const IntPair &a) { return {{to_float(a.v[0]), to_float(a.v[1])}}; }
+inline void add_low(Pair &value, const IntPair &low) {
+  for (int half = 0; half < 2; ++half)
+    value.v[half] = fma(to_float(low.v[half]), splat(1.0f / 128), value.v[half]);
+}
+
+// A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order, and
+// the lo part of a token that has none adds exactly 0.
+template <int kBits, Kind kKind>
+inline void add_tiles(Pair (&total)[2], const GroupData (&data)[2], const uint8_t *tiles, const QuantRows &x,
+                      int64_t at, bool precise) {
+  IntPair high[2], low[2];
+  for (int half = 0; half < 2; ++half) {
+    const int64_t stride = x.blocks * kBlock;
+    native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.hi + at * kBlock, stride, high[0].v[half].v, high[1].v[half].v);
+    if (precise) [[unlikely]]
+      native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.lo + at * kBlock, stride, low[0].v[half].v, low[1].v[half].v);
+  }
+  for (int t = 0; t < 2; ++t, at += x.blocks) {
+    const auto shifted = [&](const IntPair &sums, int32_t sum) {
+      return add(start<kBits, kKind>(sum, data), sums);
+    };
+    Pair value = to_floats(shifted(high[t], x.sum_hi[at]));
+    if (precise) [[unlikely]]
+      add_low(value, shifted(low[t], x.sum_lo[at]));
+    add_block<kKind>(total[t], value, data, x, at);
+  }
+}
+
 constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
 
-// Rows of a panel for tokens first … first + kCount - 1. Adding the lo part of a block that has none adds exactly 0.
+// Rows of a panel for tokens first … first + kCount - 1.
 // `bytes`: the panel's codes unpacked, where it is not used as it lies.
 template <int kBits, Kind kKind, bool kStream, int kCount>
 inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *bytes, const QuantRows &x,
@@ -89,36 +128,36 @@ inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *b
   Pair total[kCount];
   for (int t = 0; t < kCount; ++t)
     total[t] = Pair{{splat(0), splat(0)}};
-  constexpr bool kHeld = kCount > 1 && kNatives == 1; // where there are 32 registers of 16 lanes
-  const int64_t each = m.group / kBlock;
+  constexpr bool kPacked = kStream && kBits == 4;
+  const int64_t each = m.group / kBlock, stride = x.blocks * kBlock;
   for (int64_t group = 0, block = 0; group < m.groups; ++group, panel += m.group_bytes) {
     GroupData data[2] = {load_group<kKind>(m, panel, 0), load_group<kKind>(m, panel, 1)};
     if (kStream)
       for (int64_t i = 0; i < m.group_bytes; i += 64)
         __builtin_prefetch(panel + kAhead + i);
-    const uint8_t *codes = kStream || kBits == 8 ? panel : bytes + group * each * 1024;
+    const uint8_t *codes = kStream || (kBits == 8 && !kMatrixDots) ? panel : bytes + group * each * 1024;
     for (int64_t end = block + each; block < end; ++block, codes += kStream ? kBits * 128 : 1024) {
-      bool precise = false;
-      for (int t = 0; t < kCount; ++t)
-        precise |= x.flag[(first + t) * x.blocks + block] != 0;
-      using Codes = Run<kStream && kBits == 4, kHeld>;
-      const Codes runs[2] = {Codes(codes), Codes(codes + (kStream ? kBits * 64 : 512))};
+      const int64_t at = first * x.blocks + block;
+      if constexpr (kMatrixDots && !kStream && kCount == 2) {
+        add_tiles<kBits, kKind>(total, data, codes, x, at, x.flag[at] || x.flag[at + x.blocks]);
+        continue;
+      }
+      constexpr int kChains = kCount == 1 ? 2 : 1;
+      IntPair high[kCount * kChains];
+#pragma GCC unroll 8
+      for (int n = 0; n < kCount * kChains; ++n)
+        high[n] = n % kChains ? nothing() : start<kBits, kKind>(x.sum_hi[at + n / kChains * x.blocks], data);
+      dot_block<kBits, kPacked, kCount, kChains>(codes, x.hi + at * kBlock, stride, high);
 #pragma GCC unroll 8
       for (int t = 0; t < kCount; ++t) {
-        const int64_t at = (first + t) * x.blocks + block;
-        const IntPair high = dot_runs<kBits>(start<kBits, kKind>(x.sum_hi[at], data), runs, x.hi + at * kBlock);
-        Pair value = {{to_float(high.v[0]), to_float(high.v[1])}};
-        if (precise) [[unlikely]] {
-          const IntPair low = dot_runs<kBits>(start<kBits, kKind>(x.sum_lo[at], data), runs, x.lo + at * kBlock);
-          for (int half = 0; half < 2; ++half)
-            value.v[half] = fma(to_float(low.v[half]), splat(1.0f / 128), value.v[half]);
+        const int64_t own = at + t * x.blocks;
+        Pair value = to_floats(kChains == 1 ? high[t] : add(high[t * kChains], high[t * kChains + kChains - 1]));
+        if (x.flag[own]) [[unlikely]] {
+          IntPair low[1] = {start<kBits, kKind>(x.sum_lo[own], data)};
+          dot_block<kBits, kPacked, 1, 1>(codes, x.lo + own * kBlock, stride, low);
+          add_low(value, low[0]);
         }
-        for (int half = 0; half < 2; ++half) {
-          Floats &sum = total[t].v[half];
-          sum = fma(value.v[half], mul(data[half].scales, splat(x.scale[at])), sum);
-          if constexpr (kKind == Kind::kAffine)
-            sum = fma(data[half].offsets, splat(x.sum[at]), sum);
-        }
+        add_block<kKind>(total[t], value, data, x, own);
       }
     }
   }
@@ -136,13 +175,13 @@ inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, int64
       panel_tokens<kBits, kKind, true, 1>(m, panel, scratch, x, t, out);
     return;
   }
-  if (kBits == 4)
-    unpack_codes(m, panel, scratch);
+  if (kBits == 4 || kMatrixDots)
+    unpack_codes<kBits>(m, panel, scratch);
   int64_t t = 0;
   for (; t + kTokens <= tokens; t += kTokens)
     panel_tokens<kBits, kKind, false, kTokens>(m, panel, scratch, x, t, out);
-  for (; t < tokens; ++t)
-    panel_tokens<kBits, kKind, false, 1>(m, panel, scratch, x, t, out);
+  for (; t < tokens; ++t) // one token alone has no use for tiles
+    panel_tokens<kBits, kKind, kMatrixDots, 1>(m, panel, scratch, x, t, out);
 }
 
 void panel(const Matrix &m, int64_t index, const QuantRows &x, int64_t tokens, uint8_t *scratch, float *out) {

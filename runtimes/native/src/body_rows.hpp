@@ -13,22 +13,24 @@ void quantize_block(const float *x, int64_t count, float crest, const QuantRows 
   const bool precise = largest * largest * kBlock > crest * crest * squares;
   const float top = precise ? 127.0f * 128 : 127.0f;
   const float inverse = largest > 1e-30f ? top / largest : 0.0f;
-  int32_t codes[kBlock], upper[kBlock], lower[kBlock];
-  Ints first = round(mul(a, splat(inverse))), second = round(mul(b, splat(inverse)));
+  int32_t codes[kBlock];
+  const Ints first = round(mul(a, splat(inverse))), second = round(mul(b, splat(inverse)));
   __builtin_memcpy(codes, &first, 64);
   __builtin_memcpy(codes + 16, &second, 64);
   int32_t sum_hi = 0, sum_lo = 0;
   int8_t *hi = q.hi + at * kBlock, *lo = q.lo + at * kBlock;
-  const int32_t shift = precise ? 7 : 0, half = precise ? 64 : 0;
+  if (precise) [[unlikely]]
+    for (int i = 0; i < kBlock; ++i) {
+      const int32_t upper = (codes[i] + 64) >> 7, lower = codes[i] - (upper << 7);
+      lo[i] = (int8_t)lower;
+      sum_lo += lower;
+      codes[i] = upper;
+    }
+  else
+    __builtin_memset(lo, 0, kBlock);
   for (int i = 0; i < kBlock; ++i) {
-    upper[i] = (codes[i] + half) >> shift;
-    lower[i] = codes[i] - (upper[i] << shift);
-    hi[i] = (int8_t)upper[i];
-    sum_hi += upper[i];
-  }
-  for (int i = 0; i < kBlock; ++i) {
-    lo[i] = (int8_t)lower[i];
-    sum_lo += lower[i];
+    hi[i] = (int8_t)codes[i];
+    sum_hi += codes[i];
   }
   q.scale[at] = finite ? largest / 127.0f : __builtin_nanf("");
   q.sum_hi[at] = sum_hi;

@@ -9,6 +9,6 @@
 #include "body_rows.hpp"
 
 constexpr Kernels table(const char *name) {
-  return {name,    panel,     panel_float, quantize, quantize_block, norm, gate,
-          softcap, rope,      write_row,   copy_row, attend,         merge};
+  return {name,    panel, panel_float, quantize, quantize_block, norm, gate,
+          softcap, rope,  write_row,   attend,   merge};
 }

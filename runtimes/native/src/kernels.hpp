@@ -42,11 +42,16 @@ struct Piece {
   int64_t position, slot, count;
 };
 
-// The keys and values of one kv head. Keys [slots / 16][dim][16], values [slots][padded dim]; float16, or float32.
+// How keys and values are kept: numbers, or bytes with 128 as zero and a scale for each slot's key and value.
+enum class KvFormat : int32_t { kFloat32, kFloat16, kInt8 };
+
+// The keys and values of one kv head. Keys [slots / 16][dim][16], values [slots][padded dim]; scales [slots], of kInt8.
+// A row's scale depends on that row alone, so that what is kept never depends on what came before or with it.
 struct HeadStore {
   void *keys, *values;
-  int32_t dim, padded; // padded: dim rounded up to 16
-  bool wide;           // float32
+  uint16_t *key_scales, *value_scales; // float16
+  int32_t dim, padded;                 // padded: dim rounded up to 16
+  KvFormat format;
 };
 
 // One tile of attention: `rows` (query, head) pairs over the positions of some pieces. queries [rows][padded dim].
@@ -84,8 +89,8 @@ struct Kernels {
   void (*softcap)(const float *x, int64_t count, float cap, float *out);
   // Turns pairs (i, i + rotary / 2) of each head in place.
   void (*rope)(float *x, int64_t heads, int64_t dim, int64_t rotary, const float *cos, const float *sin);
+  // Without a `value` the slot's stays.
   void (*write_row)(const HeadStore &, int64_t slot, const float *key, const float *value);
-  void (*copy_row)(const HeadStore &, int64_t source, const HeadStore &, int64_t target);
   // Attends the spans of a tile, one after another. With `stride` 0 they are merged into `state`; otherwise each
   // leaves its own result for a later merge, the first in `part` and the others `stride` floats further each.
   // `scores` is [rows][kSpan].
@@ -98,6 +103,7 @@ const Kernels *avx2_kernels();
 const Kernels *avxvnni_kernels();
 const Kernels *avx512_kernels();
 const Kernels *neon_kernels();
+const Kernels *i8mm_kernels();
 
 // The set of that name, or with "" the fastest that this processor runs. nullptr: unknown, or not usable here.
 const Kernels *find_kernels(const char *name);

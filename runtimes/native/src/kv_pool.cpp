@@ -2,6 +2,7 @@
 
 #include "half.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -18,9 +19,47 @@ void check(bool fine, const char *message) {
     throw std::invalid_argument(message);
 }
 
-int64_t head_bytes(int64_t rows, int32_t dim, bool wide) {
-  const int64_t bytes = rows * (dim + round_up(dim)) * (wide ? 4 : 2);
-  return (bytes + 63) / 64 * 64;
+int64_t number_bytes(KvFormat format) { return format == KvFormat::kFloat32 ? 4 : format == KvFormat::kFloat16 ? 2 : 1; }
+
+int64_t head_bytes(int64_t rows, int32_t dim, KvFormat format) {
+  const int64_t bytes = rows * (dim + round_up(dim)) * number_bytes(format);
+  const int64_t scales = format == KvFormat::kInt8 ? rows * 4 : 0;
+  return (bytes + scales + 63) / 64 * 64;
+}
+
+// Copies rows from slot `source` on, which may overlap with those from `target` on where that is lower: values and
+// scales lie row by row, keys in lines of 16.
+void copy_rows(const HeadStore &from, int64_t source, const HeadStore &to, int64_t target, int64_t count) {
+  const int64_t size = number_bytes(from.format), row = from.padded * size;
+  const auto move = [](void *out, int64_t at, const void *in, int64_t begin, int64_t bytes) {
+    std::memmove(static_cast<uint8_t *>(out) + at, static_cast<const uint8_t *>(in) + begin, static_cast<size_t>(bytes));
+  };
+  move(to.values, target * row, from.values, source * row, count * row);
+  if (from.format == KvFormat::kInt8) {
+    move(to.key_scales, target * 2, from.key_scales, source * 2, count * 2);
+    move(to.value_scales, target * 2, from.value_scales, source * 2, count * 2);
+  }
+  for (int64_t done = 0; done < count;) {
+    const int64_t first = source + done, last = target + done;
+    const int64_t run = std::min({16 - first % 16, 16 - last % 16, count - done});
+    const int64_t begin = (first / 16 * 16 * from.dim + first % 16) * size;
+    const int64_t at = (last / 16 * 16 * from.dim + last % 16) * size;
+    if (run == 16)
+      move(to.keys, at, from.keys, begin, 16 * from.dim * size);
+    else
+      for (int64_t d = 0; d < from.dim; ++d)
+        move(to.keys, at + d * 16 * size, from.keys, begin + d * 16 * size, run * size);
+    done += run;
+  }
+}
+
+float key_at(const HeadStore &s, int64_t slot, int64_t d) {
+  const int64_t at = slot / 16 * 16 * s.dim + d * 16 + slot % 16;
+  if (s.format == KvFormat::kFloat32)
+    return static_cast<const float *>(s.keys)[at];
+  if (s.format == KvFormat::kFloat16)
+    return half_to_float(static_cast<const uint16_t *>(s.keys)[at]);
+  return half_to_float(s.key_scales[slot]) * static_cast<float>(static_cast<const uint8_t *>(s.keys)[at] - 128);
 }
 
 } // namespace
@@ -32,10 +71,12 @@ KvPool::KvPool(const KvShape &shape, const Kernels &kernels) : shape_(shape), ke
   for (const RingShape &ring : shape.rings)
     check(ring.slots > 0 && ring.slots < kMost && ring.window < kMost && ring.window > 0 && ring.sinks >= 0 && ring.sinks < ring.slots,
           "kv: no such ring");
-  for (int32_t ring : shape.layers) {
+  check(shape.formats.size() == shape.layers.size(), "kv: a format of each layer is needed");
+  for (size_t layer = 0; layer < shape.layers.size(); ++layer) {
+    const int32_t ring = shape.layers[layer];
     check(ring >= 0 && ring < static_cast<int32_t>(shape.rings.size()), "kv: a layer names a ring that is not there");
     offsets_.push_back(sequence_bytes_);
-    const int64_t each = head_bytes(rows(ring), shape.dim, shape.wide);
+    const int64_t each = head_bytes(rows(ring), shape.dim, shape.formats[layer]);
     check(each < kMostBytes, "kv: larger than any memory");
     sequence_bytes_ += each * shape.kv_heads;
     check(sequence_bytes_ < kMostBytes, "kv: larger than any memory");
@@ -52,10 +93,13 @@ int64_t KvPool::rows(int32_t ring) const {
 
 HeadStore KvPool::head(int64_t sequence, int32_t layer, int32_t kv_head) const {
   const size_t index = static_cast<size_t>(layer);
-  const int64_t count = rows(shape_.layers[index]), size = shape_.wide ? 4 : 2;
-  uint8_t *base = memory_.data() + sequence * sequence_bytes_ + offsets_[index] +
-                  kv_head * head_bytes(count, shape_.dim, shape_.wide);
-  return {base, base + count * shape_.dim * size, shape_.dim, static_cast<int32_t>(round_up(shape_.dim)), shape_.wide};
+  const KvFormat format = shape_.formats[index];
+  const int64_t count = rows(shape_.layers[index]), size = number_bytes(format), padded = round_up(shape_.dim);
+  uint8_t *keys = memory_.data() + sequence * sequence_bytes_ + offsets_[index] +
+                  kv_head * head_bytes(count, shape_.dim, format);
+  uint8_t *values = keys + count * shape_.dim * size;
+  uint16_t *scales = reinterpret_cast<uint16_t *>(values + count * padded * size);
+  return {keys, values, scales, scales + count, shape_.dim, static_cast<int32_t>(padded), format};
 }
 
 void KvPool::check_sequence(int64_t sequence) const {
@@ -73,15 +117,18 @@ void KvPool::store(int64_t sequence, int32_t ring, const std::vector<int64_t> &t
   for (int32_t layer = 0; layer < static_cast<int32_t>(shape_.layers.size()); ++layer) {
     if (shape_.layers[static_cast<size_t>(layer)] != ring)
       continue;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t target = targets[static_cast<size_t>(i)];
-      for (int32_t head = 0; target != scratch + i && head < shape_.kv_heads; ++head) {
+    for (int64_t done = 0, run; done < count; done += run) {
+      const int64_t target = targets[static_cast<size_t>(done)];
+      for (run = 1; done + run < count && targets[static_cast<size_t>(done + run)] == target + run;)
+        ++run;
+      for (int32_t head = 0; target != scratch + done && head < shape_.kv_heads; ++head) {
         const HeadStore s = this->head(sequence, layer, head);
-        kernels_.copy_row(s, scratch + i, s, target);
+        copy_rows(s, scratch + done, s, target, run);
       }
+    }
+    for (int64_t target : targets)
       if (target < shape.sinks)
         keep_sink(sequence, layer, target);
-    }
   }
 }
 
@@ -97,10 +144,8 @@ void KvPool::keep_sink(int64_t sequence, int32_t layer, int64_t slot) {
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     const HeadStore s = this->head(sequence, layer, head);
     float *kept = sink_keys(sequence, layer, head) + slot * shape_.dim;
-    for (int32_t d = 0; d < shape_.dim; ++d) {
-      const int64_t at = slot / 16 * 16 * shape_.dim + d * 16 + slot % 16;
-      kept[d] = s.wide ? static_cast<float *>(s.keys)[at] : half_to_float(static_cast<uint16_t *>(s.keys)[at]);
-    }
+    for (int32_t d = 0; d < shape_.dim; ++d)
+      kept[d] = key_at(s, slot, d);
   }
 }
 
@@ -114,8 +159,7 @@ void KvPool::copy_slots(int64_t source, int64_t target, const std::vector<int64_
     const size_t index = static_cast<size_t>(layer);
     for (int32_t head = 0; head < shape_.kv_heads; ++head) {
       const HeadStore from = this->head(source, layer, head), to = this->head(target, layer, head);
-      for (int64_t slot = 0; slot < filled[static_cast<size_t>(shape_.layers[index])]; ++slot)
-        kernels_.copy_row(from, slot, to, slot);
+      copy_rows(from, 0, to, 0, filled[static_cast<size_t>(shape_.layers[index])]);
     }
     sinks_[static_cast<size_t>(target) * shape_.layers.size() + index] =
         sinks_[static_cast<size_t>(source) * shape_.layers.size() + index];
@@ -129,19 +173,14 @@ void KvPool::rotate_sinks(int64_t sequence, int32_t layer, const std::vector<flo
   const int64_t half = static_cast<int64_t>(cos.size());
   check(cos.size() == sin.size() && half * 2 <= shape_.dim, "kv: more angles than the head has pairs");
   const int64_t sinks = shape_.rings[static_cast<size_t>(shape_.layers[static_cast<size_t>(layer)])].sinks;
-  std::vector<float> turned(static_cast<size_t>(shape_.dim)), value(static_cast<size_t>(round_up(shape_.dim)));
+  std::vector<float> turned(static_cast<size_t>(shape_.dim));
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     const HeadStore s = this->head(sequence, layer, head);
     for (int64_t slot = 0; slot < sinks; ++slot) {
       const float *key = sink_keys(sequence, layer, head) + slot * shape_.dim;
       std::memcpy(turned.data(), key, turned.size() * 4);
       kernels_.rope(turned.data(), 1, shape_.dim, half * 2, cos.data(), sin.data());
-      for (int32_t d = 0; d < shape_.dim; ++d) {
-        const int64_t at = slot * s.padded + d;
-        value[static_cast<size_t>(d)] =
-            s.wide ? static_cast<float *>(s.values)[at] : half_to_float(static_cast<uint16_t *>(s.values)[at]);
-      }
-      kernels_.write_row(s, slot, turned.data(), value.data());
+      kernels_.write_row(s, slot, turned.data(), nullptr);
     }
   }
 }

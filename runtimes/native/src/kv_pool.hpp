@@ -17,9 +17,9 @@ struct RingShape {
 struct KvShape {
   int64_t sequences, chunk;
   int32_t kv_heads, dim;
-  bool wide; // float32 instead of float16
   std::vector<RingShape> rings;
   std::vector<int32_t> layers; // the ring of each layer
+  std::vector<KvFormat> formats; // of each layer
 };
 
 class KvPool {

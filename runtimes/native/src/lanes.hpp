@@ -31,7 +31,7 @@ template <typename Work> __attribute__((always_inline)) inline void each(const W
 
 inline Floats splat(float x) {
   Floats r;
-  EACH(r.v[i] = NativeFloat{} + x);
+  EACH(r.v[i] = x - NativeFloat{}); // adding 0 would cost an instruction, since it turns -0 into 0
   return r;
 }
 inline Ints splat_int(int32_t x) {
@@ -139,22 +139,20 @@ inline Bytes high_nibbles(Bytes a) {
   return a;
 }
 
-// Across lanes, always in the same order.
+// Across lanes, always in the same order: halves are put together until one lane is left.
+typedef float Four __attribute__((vector_size(16)));
+template <typename Join> inline float across(Floats a, const Join &join) {
+  Four quarters[4];
+  __builtin_memcpy(quarters, &a, 64);
+  const Four four = join(join(quarters[0], quarters[2]), join(quarters[1], quarters[3]));
+  const Four two = join(four, Four{four[2], four[3]});
+  return join(two, Four{two[1]})[0];
+}
 inline float sum(Floats a) {
-  float lanes[16];
-  store(lanes, a);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i)
-      lanes[i] += lanes[i + width];
-  return lanes[0];
+  return across(a, [](Four x, Four y) { return x + y; });
 }
 inline float maximum(Floats a) { // NaN in any lane may be lost: the sums that follow keep it
-  float lanes[16];
-  store(lanes, a);
-  for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; ++i)
-      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-  return lanes[0];
+  return across(a, [](Four x, Four y) { return x > y ? x : y; });
 }
 
 // e^x to about 2 units in the last place; 0 below -87. Reduction to ±ln2/2 and the Taylor series' first terms,

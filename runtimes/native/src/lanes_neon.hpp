@@ -1,10 +1,16 @@
-// Armv8.2 NEON with dot products: sixteen lanes are four registers.
+// Armv8.2 NEON with dot products, and with products of int8 matrices where the file is compiled for them (i8mm):
+// sixteen lanes are four registers.
 #pragma once
 
 constexpr int kNative = 16;
 constexpr int kTokens = 2;
 constexpr int kUnpackFrom = kTokens; // tokens: unpacking a panel's codes pays from there on
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
+#ifdef __ARM_FEATURE_MATMUL_INT8
+constexpr bool kMatrixDots = true;
+#else
+constexpr bool kMatrixDots = false;
+#endif
 typedef float NativeFloat __attribute__((vector_size(16)));
 typedef int32_t NativeInt __attribute__((vector_size(16)));
 typedef uint8_t NativeByte __attribute__((vector_size(16)));
@@ -34,3 +40,41 @@ inline NativeByte native_high(NativeByte a) { return a >> 4; }
 inline NativeInt native_widen(const uint8_t *p) { return NativeInt{p[0], p[1], p[2], p[3]}; }
 inline float half_scalar(const uint16_t *p) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(*p))), 0); }
 inline uint16_t half_of(float x) { return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0); }
+
+#ifdef __ARM_FEATURE_MATMUL_INT8
+// Eight lines [16 rows][4 columns] of codes become four tiles, each of eight registers [2 rows][8 columns] of signed
+// numbers. `tiles` may be `lines`.
+template <template <int> typename Bits, int kBits>
+inline void native_tiles(Bits<kBits>, const uint8_t *lines, uint8_t *tiles) {
+  const uint8x16_t flip = vdupq_n_u8(kBits == 8 ? 0x80 : 0);
+  for (int pair = 0; pair < 4; ++pair, lines += 128, tiles += 128) {
+    uint32x4_t first[4], second[4];
+    for (int i = 0; i < 4; ++i) {
+      first[i] = vreinterpretq_u32_u8(veorq_u8(vld1q_u8(lines + i * 16), flip));
+      second[i] = vreinterpretq_u32_u8(veorq_u8(vld1q_u8(lines + 64 + i * 16), flip));
+    }
+    for (int i = 0; i < 4; ++i) {
+      vst1q_u8(tiles + i * 32, vreinterpretq_u8_u32(vzip1q_u32(first[i], second[i])));
+      vst1q_u8(tiles + i * 32 + 16, vreinterpretq_u8_u32(vzip2q_u32(first[i], second[i])));
+    }
+  }
+}
+// The products of four tiles, 16 rows by 32 columns, with the activations of two tokens that lie `stride` bytes apart.
+template <typename Bits>
+inline void native_tile_dots(Bits, const uint8_t *tiles, const int8_t *x, int64_t stride, NativeInt *one, NativeInt *two) {
+  int32x4_t sums[8] = {}; // [2 tokens][2 rows] each
+#pragma GCC unroll 4
+  for (int tile = 0; tile < 4; ++tile) {
+    const int8x16_t both = vcombine_s8(vld1_s8(x + tile * 8), vld1_s8(x + stride + tile * 8));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i)
+      sums[i] = vmmlaq_s32(sums[i], both, vld1q_s8((const int8_t *)tiles + tile * 128 + i * 16));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const int64x2_t a = vreinterpretq_s64_s32(sums[i * 2]), b = vreinterpretq_s64_s32(sums[i * 2 + 1]);
+    one[i] = (NativeInt)vuzp1q_s64(a, b);
+    two[i] = (NativeInt)vuzp2q_s64(a, b);
+  }
+}
+#endif

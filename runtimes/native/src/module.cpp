@@ -7,8 +7,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
+
+#ifndef _WIN32
+#include <unistd.h>
+#endif
 
 namespace nb = nanobind;
 
@@ -20,6 +25,7 @@ template <typename T, int kDims> using Array = nb::ndarray<const T, nb::ndim<kDi
 using Ints = Array<int32_t, 2>;
 using Longs = Array<int64_t, 2>;
 using Reals = Array<float, 2>;
+using Results = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>; // written to: never a converted copy
 // bits, group, kind, columns, rows of each part, interleaved
 using ShapeTuple = std::tuple<int32_t, int32_t, int32_t, int64_t, std::vector<int64_t>, bool>;
 
@@ -76,25 +82,51 @@ struct ProgramBuilder {
   }
   void add_rope(int64_t pairs) { program.ropes.push_back(pairs); }
   void add_ring(int64_t slots, int64_t window, int64_t sinks) { program.kv.rings.push_back({slots, window, sinks}); }
-  void set_kv(int64_t sequences, int64_t chunk, int32_t kv_heads, int32_t dim, bool wide,
-              const std::vector<int32_t> &layers) {
+  void set_kv(int64_t sequences, int64_t chunk, int32_t kv_heads, int32_t dim, const std::vector<int32_t> &layers,
+              const std::vector<int32_t> &formats) {
+    program.kv.formats.clear();
+    for (int32_t format : formats) {
+      require(format >= 0 && format <= static_cast<int32_t>(KvFormat::kInt8), "program: an unknown format of the cache");
+      program.kv.formats.push_back(static_cast<KvFormat>(format));
+    }
     program.kv.sequences = sequences;
     program.kv.chunk = chunk;
     program.kv.kv_heads = kv_heads;
     program.kv.dim = dim;
-    program.kv.wide = wide;
     program.kv.layers = layers;
   }
 };
 
-Engine *make_engine(const ProgramBuilder &builder, const std::string &kernels, int32_t threads) {
-  const Kernels *found = find_kernels(kernels.c_str());
-  require(found != nullptr, "engine: a kernel set that is unknown, or not usable on this processor");
-  return new Engine(builder.program, *found, threads);
+int64_t process() {
+#ifdef _WIN32
+  return 0; // has no fork
+#else
+  return getpid();
+#endif
 }
 
-void pack_rows(Engine &engine, int32_t matrix, int32_t part, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
+// The engine as Python has it. A forked process never ends it: it has none of the threads, and joining them would wait
+// for ever where the C library does not notice that (musl; glibc does).
+struct Opened {
+  std::unique_ptr<Engine> engine;
+  int64_t owner = process();
+
+  explicit Opened(std::unique_ptr<Engine> opened) : engine(std::move(opened)) {}
+  ~Opened() {
+    if (process() != owner)
+      static_cast<void>(engine.release());
+  }
+};
+
+Opened *make_engine(const ProgramBuilder &builder, const std::string &kernels, int32_t threads) {
+  const Kernels *found = find_kernels(kernels.c_str());
+  require(found != nullptr, "engine: a kernel set that is unknown, or not usable on this processor");
+  return new Opened(std::make_unique<Engine>(builder.program, *found, threads));
+}
+
+void pack_rows(Opened &opened, int32_t matrix, int32_t part, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
           Array<uint8_t, 2> extra) {
+  Engine &engine = *opened.engine;
   const RowBytes bytes = engine.row_bytes(matrix);
   const size_t count = codes.shape(0);
   require(scales.shape(0) == count && extra.shape(0) == count && codes.shape(1) == static_cast<size_t>(bytes.codes) &&
@@ -107,10 +139,10 @@ void pack_rows(Engine &engine, int32_t matrix, int32_t part, int64_t first, Arra
 }
 
 // segments [n, 3]: sequence, tokens, first position. held: of each segment, of each ring.
-void forward(Engine &engine, Array<int32_t, 1> tokens, Longs segments,
+void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments,
              const std::vector<std::vector<Array<int64_t, 1>>> &held,
-             const std::vector<std::tuple<Reals, Reals>> &angles, Array<int64_t, 1> wanted,
-             nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits) {
+             const std::vector<std::tuple<Reals, Reals>> &angles, Array<int64_t, 1> wanted, Results logits) {
+  Engine &engine = *opened.engine;
   require(segments.shape(1) == 3 && held.size() == segments.shape(0), "forward: tables of another format");
   require(logits.shape(0) == wanted.shape(0) &&
               logits.shape(1) == static_cast<size_t>(engine.program().buffers[kLogits].width),
@@ -143,7 +175,8 @@ void forward(Engine &engine, Array<int32_t, 1> tokens, Longs segments,
   engine.forward(f);
 }
 
-void read_buffer(const Engine &engine, int32_t buffer, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> out) {
+void read_buffer(const Opened &opened, int32_t buffer, Results out) {
+  const Engine &engine = *opened.engine;
   const auto &known = engine.program().buffers;
   require(buffer >= 0 && static_cast<size_t>(buffer) < known.size() &&
               out.shape(1) == static_cast<size_t>(known[static_cast<size_t>(buffer)].width),
@@ -154,6 +187,8 @@ void read_buffer(const Engine &engine, int32_t buffer, nb::ndarray<float, nb::nd
 } // namespace
 
 NB_MODULE(_native, m) {
+  using namespace nb::literals;
+  using Released = nb::call_guard<nb::gil_scoped_release>;
   m.def("find_kernels", [](const std::string &name) {
     const Kernels *found = find_kernels(name.c_str());
     return std::string(found ? found->name : "");
@@ -165,19 +200,30 @@ NB_MODULE(_native, m) {
       .def("add_rope", &ProgramBuilder::add_rope)
       .def("add_ring", &ProgramBuilder::add_ring)
       .def("set_kv", &ProgramBuilder::set_kv);
-  nb::class_<Engine>(m, "Engine")
+  nb::class_<Opened>(m, "Engine")
       .def(nb::new_(&make_engine))
       .def("pack", &pack_rows)
-      .def("forward", &forward)
-      .def("read", &read_buffer)
-      .def("store", [](Engine &e, int64_t sequence, int32_t ring, const std::vector<int64_t> &targets,
-                       int64_t scratch) { e.kv().store(sequence, ring, targets, scratch); })
-      .def("copy_slots", [](Engine &e, int64_t source, int64_t target, const std::vector<int64_t> &filled) {
-        e.kv().copy_slots(source, target, filled);
-      })
-      .def("rotate_sinks", [](Engine &e, int64_t sequence, int32_t layer, const std::vector<float> &cos,
-                              const std::vector<float> &sin) { e.kv().rotate_sinks(sequence, layer, cos, sin); })
-      .def_prop_ro("kv_bytes", [](Engine &e) { return e.kv().bytes(); })
-      .def_prop_ro("weight_bytes", &Engine::weight_bytes)
-      .def_prop_ro("kernels", &Engine::kernels);
+      .def("forward", &forward, "tokens"_a, "segments"_a, "held"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert())
+      .def("read", &read_buffer, "buffer"_a, "out"_a.noconvert())
+      .def(
+          "store",
+          [](Opened &o, int64_t sequence, int32_t ring, const std::vector<int64_t> &targets, int64_t scratch) {
+            o.engine->kv().store(sequence, ring, targets, scratch);
+          },
+          Released())
+      .def(
+          "copy_slots",
+          [](Opened &o, int64_t source, int64_t target, const std::vector<int64_t> &filled) {
+            o.engine->kv().copy_slots(source, target, filled);
+          },
+          Released())
+      .def(
+          "rotate_sinks",
+          [](Opened &o, int64_t sequence, int32_t layer, const std::vector<float> &cos, const std::vector<float> &sin) {
+            o.engine->kv().rotate_sinks(sequence, layer, cos, sin);
+          },
+          Released())
+      .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); })
+      .def_prop_ro("weight_bytes", [](Opened &o) { return o.engine->weight_bytes(); })
+      .def_prop_ro("kernels", [](Opened &o) { return o.engine->kernels(); });
 }

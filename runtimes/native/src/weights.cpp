@@ -21,16 +21,20 @@ bool known(const MatrixShape &s) {
   return s.bits == 4 && kind && (s.group == 32 || s.group == 64 || s.group == 128);
 }
 
+// Moves the two bytes of x apart.
+uint32_t spread(uint64_t x) { return static_cast<uint32_t>((x & 0xff) | (x & 0xff00) << 8); }
+
 // Sixteen bytes of a row, 32 columns, become four words with columns 0…15 in the low nibbles and 16…31 in the high.
 void pack_nibbles(const uint8_t *source, uint8_t *lines) {
-  uint8_t bytes[16];
-  for (int i = 0; i < 8; ++i) {
-    const uint8_t a = source[i], b = source[8 + i];
-    bytes[2 * i] = static_cast<uint8_t>((a & 15) | (b << 4));
-    bytes[2 * i + 1] = static_cast<uint8_t>((a >> 4) | (b & 0xf0));
+  constexpr uint64_t kLow = 0x0f0f0f0f0f0f0f0f;
+  uint64_t a, b;
+  std::memcpy(&a, source, 8);
+  std::memcpy(&b, source + 8, 8);
+  const uint64_t even = (a & kLow) | (b & kLow) << 4, odd = (a >> 4 & kLow) | (b & ~kLow);
+  for (int line = 0; line < 4; ++line) {
+    const uint32_t word = spread(even >> 16 * line) | spread(odd >> 16 * line) << 8;
+    std::memcpy(lines + line * 64, &word, 4);
   }
-  for (int line = 0; line < 4; ++line)
-    std::memcpy(lines + line * 64, bytes + line * 4, 4);
 }
 
 void pack_group(const Matrix &m, const SourceRows &rows, int64_t index, int64_t group, uint8_t *to, int row) {

@@ -321,7 +321,7 @@ def test_c4_unknown_rope_types_are_named(folder: Path, opened: Open, kind: str) 
         ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "yarn without truncation"),
         ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}, "the bounds of its blend are 1.0 and 1.0 turns"),
         ({"rope_type": "longrope", "long_factor": [1.0] * 8}, "short_factor in the model's config is missing"),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": ["1"]}, "it must be a list of numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": ["1"]}, "a list of positive numbers"),
         (
             {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0]},
             "1 factors for rope kind longrope",

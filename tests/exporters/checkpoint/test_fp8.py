@@ -18,6 +18,9 @@ Open = Callable[[Path], Checkpoint]
 Make = Callable[[Mapping[str, Any], Mapping[str, torch.Tensor]], Path]
 RNG = np.random.default_rng(11)
 NAME = "model.layers.0.self_attn.q_proj"
+BLOCKS = {
+    "group_0": {"weights": {"num_bits": 8, "strategy": "block", "block_structure": [32, 32]}, "targets": ["Linear"]}
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -41,6 +44,8 @@ def test_fp8_every_byte_means_what_torch_says(make: Make, opened: Open, dtype: t
         ((70,), {"quant_method": "fp8"}),
         ((3, 4), {"quant_method": "fp8", "weight_block_size": [32, 32]}),
         ((1, 1), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        ((3, 1), {"quant_method": "fp8", "weight_block_size": [32, 1 << 60]}),
+        ((3, 4), {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": BLOCKS}),
     ],
 )
 @pytest.mark.parametrize("key", ["weight_scale", "weight_scale_inv"])
@@ -50,8 +55,8 @@ def test_fp8_scales(make: Make, opened: Open, scales: tuple[int, ...], settings:
     expected = weight.float().numpy().copy()
     for row in range(70):
         for column in range(100):
-            if scales == (3, 4):
-                expected[row, column] *= scale[row // 32, column // 32].item()
+            if scales[:1] == (3,):
+                expected[row, column] *= scale[row // 32, column // 32 if scales == (3, 4) else 0].item()
             else:
                 expected[row, column] *= scale.reshape(-1)[row if 70 in scales else 0].item()
     folder = make({"quantization_config": settings}, {f"{NAME}.weight": weight, f"{NAME}.{key}": scale})

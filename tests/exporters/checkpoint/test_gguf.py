@@ -17,7 +17,9 @@ from edge.errors import CheckpointError, ClosedError, EdgeError, UnsupportedErro
 from edge.payload import dequantize
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
+from exporters.checkpoint import gguf as gguf_module
 from exporters.checkpoint.open import open_checkpoint
+from exporters.checkpoint.source import SourceFile
 from tests.exporters.tiny import write_gguf
 
 Open = Callable[[Path], Checkpoint]
@@ -258,6 +260,24 @@ def test_parts_of_a_split_model_that_do_not_fit(split: list[Path], opened: Open)
         part.unlink()
     with pytest.raises(CheckpointError, match=r"2 of 3 parts are missing: m-00002-of-00003\.gguf, m-00003"):
         opened(split[0])
+
+
+def test_a_part_that_cannot_be_opened_leaves_no_other_open(
+    split: list[Path], opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[SourceFile] = []
+
+    def open_some(path: Path) -> SourceFile:
+        if path == split[1]:
+            raise CheckpointError(f"{path}: cannot be read")
+        files.append(SourceFile(path))
+        return files[-1]
+
+    monkeypatch.setattr(gguf_module, "SourceFile", open_some)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        opened(split[0])
+    with pytest.raises(ClosedError):
+        files[0].read(0, 1, "a")
 
 
 def test_a_split_model_that_lacks_tensors(split: list[Path], opened: Open) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from edge.errors import CheckpointError, NotFoundError, UnsupportedError
 from exporters.checkpoint import Checkpoint
 from tests.exporters.tiny import load_reference
+from tests.fuzz.limits import bounded_memory
 
 Open = Callable[[Path], Checkpoint]
 
@@ -88,13 +91,31 @@ def test_c2_tensor_in_two_shards(shards: Path, opened: Open) -> None:
         opened(shards)
 
 
-def test_index_that_leaves_the_folder(shards: Path, opened: Open) -> None:
+@pytest.mark.parametrize("place", ["../model.safetensors", "..", "a/b", "a\\b", "C:model.safetensors", "C:\\m", ""])
+def test_index_that_leaves_the_folder(shards: Path, opened: Open, place: str) -> None:
     def leave(data: dict) -> None:
-        data["weight_map"]["lm_head.weight"] = "../model.safetensors"
+        data["weight_map"]["lm_head.weight"] = place
 
     edit(shards / "model.safetensors.index.json", leave)
     with pytest.raises(CheckpointError, match="no file name of this folder"):
         opened(shards)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes in folders")
+def test_a_pipe_is_no_checkpoint(tmp_path: Path, opened: Open) -> None:
+    """Opening it would wait for a writer for ever."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no safetensors in this folder"):
+        opened(tmp_path)
+
+
+def test_a_config_of_a_gigabyte_is_not_read(llama_folder: Path, tmp_path: Path, opened: Open) -> None:
+    shutil.copy(llama_folder / "model.safetensors", tmp_path)
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(1 << 30)  # nothing on the disk, and zeros when it is read
+    with bounded_memory(256 << 20), pytest.raises(CheckpointError, match="1073741824 bytes are more than a file of"):
+        opened(tmp_path)
 
 
 def test_shards_without_their_index(shards: Path, opened: Open) -> None:

@@ -61,7 +61,7 @@ def run_linear(
     )
     program.add_matrix((32, 0, MATRIX_KINDS.index("raw"), columns, [tokens], False))
     program.add_matrix((scheme.bits, scheme.group, MATRIX_KINDS.index(scheme.kind), columns, [rows], False))
-    program.set_kv(1, tokens, 1, 1, False, [])
+    program.set_kv(1, tokens, 1, 1, [], [])
     engine = _native.Engine(program, kernels, threads)
     empty = np.empty
     engine.pack(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.errors import UnsupportedError
 from edge.graph import Graph, build
 from edge.payload import parse_scheme
 from runtimes.native import builder
@@ -31,7 +32,7 @@ def kinds(program: Program) -> list[str]:
 
 def test_a_layer_becomes_nine_instructions() -> None:
     program = program_of(build(SPEC))
-    assert kinds(program) == ["embed", *LAYER, *LAYER, "norm", "select", "quantize", "linear"]
+    assert kinds(program) == ["embed", *LAYER, *LAYER[:4], "select", "select", *LAYER[4:], "norm", "linear"]
     first = program.instructions[2]
     assert [part.rows for part in first.parts] == [64, 32, 32]
     assert [matrix.interleaved for matrix in program.matrices] == [False] + [False, False, True, False] * 2 + [False]
@@ -81,7 +82,7 @@ def test_the_hidden_state_keeps_its_buffer() -> None:
         for i, step in enumerate(program.instructions)
         if program.hidden in (step.out, *(p.buffer for p in step.parts))
     ]
-    assert writers[-1] == len(program.instructions) - 4
+    assert writers[-1] == len(program.instructions) - 2
     assert program.instructions[writers[-1]].kind == "norm"
 
 
@@ -89,4 +90,16 @@ def test_the_hidden_state_keeps_its_buffer() -> None:
 def test_buffers_do_not_grow_with_the_layers(layers: int) -> None:
     program = program_of(build(replace(SPEC, layers=(LayerSpec(),) * layers)))
     assert len(program.buffers) <= 9
-    assert len(program.quantized) <= 3
+    assert len(program.quantized) <= 4
+
+
+def test_a_value_that_is_also_read_unrotated_is_refused() -> None:
+    """Rotation is in place: another reader would get the rotated value."""
+    graph = build(SPEC)
+    ops = [
+        replace(op, inputs=(op.inputs[0], op.inputs[1], "/layers.0/attn/k")) if op.kind == "attention" and not op.layer
+        else op
+        for op in graph.ops if op.output != "/layers.0/attn/v"
+    ]  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"turns /layers.0/attn/k in place, so nothing but .*k_rope may read it"):
+        program_of(replace(graph, ops=tuple(ops)))

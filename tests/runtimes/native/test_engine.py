@@ -198,7 +198,7 @@ def test_hostile_programs_are_refused_or_harmless(table: int, bundle: Bundle, mo
             if engine is not None:
                 engine.forward(segment.tokens, np.array([[0, 2, 0]]), held, angles, np.array([0, 1]), logits)
         runtime.close()
-    assert refused > 2
+    assert refused > 1
 
 
 def test_matrices_of_impossible_shapes_are_refused() -> None:
@@ -213,7 +213,7 @@ def test_matrices_of_impossible_shapes_are_refused() -> None:
             np.zeros((1, 4), np.float32), np.empty((0, 4), np.int32), np.array([[4, 1], [4, 0]], np.int64),
             np.empty((0, 2), np.int64),
         )  # fmt: skip
-        program.set_kv(1, 8, 1, 8, False, [])
+        program.set_kv(1, 8, 1, 8, [], [])
         with pytest.raises(ValueError, match=r"scheme|columns|rows|kind"):  # noqa: PT012
             program.add_matrix(shape)
             _native.Engine(program, "", 1)

@@ -46,7 +46,7 @@ def make(
     for matrix, rows in zip(matrices, counts, strict=True):
         program.add_matrix((32, 0, MATRIX_KINDS.index("raw"), matrix.shape[1], rows, False))
     program.add_ring(512, 512, 0)
-    program.set_kv(1, CHUNK, 1, DIM, False, [0])
+    program.set_kv(1, CHUNK, 1, DIM, [0], [1])
     engine = _native.Engine(program, kernels, threads)
     for n, (matrix, rows) in enumerate(zip(matrices, counts, strict=True)):
         ends = np.cumsum(rows)

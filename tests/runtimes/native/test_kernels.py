@@ -9,7 +9,7 @@ from edge.payload import parse_scheme
 from tests.runtimes.native.linear_engine import dequantized, quantized, random_parts, random_rows, run_linear
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
-SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon") if _native.find_kernels(name)]
+SETS = [name for name in ("avx512", "avxvnni", "avx2", "i8mm", "neon") if _native.find_kernels(name)]
 SCHEMES = [f"int4-g{group}-{kind}" for group in (32, 64, 128) for kind in ("sym", "zp", "affine")] + ["int8-g32-sym"]
 # rows, columns, tokens: one of each, no multiples of a panel, a group or a tile, one group, one padded group.
 SHAPES = [(1, 1, 1), (33, 100, 5), (31, 32, 3), (64, 90, 9), (100, 576, 1), (40, 257, 6)]

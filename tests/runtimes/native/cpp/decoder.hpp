@@ -9,8 +9,13 @@
 
 namespace dsedge::test {
 
-constexpr int32_t kVocab = 50, kHidden = 48, kHeads = 6, kKvHeads = 2, kDim = 24, kInner = 70;
-constexpr int64_t kSlots = 300, kChunk = 40, kWindow = 290, kSinks = 3;
+constexpr int32_t kVocab = 50;
+
+struct Sizes {
+  int32_t hidden = 48, heads = 6, kv_heads = 2, dim = 24, rotary = 16, inner = 70;
+  int64_t slots = 300, chunk = 40, window = 290, sinks = 3;
+  KvFormat format = KvFormat::kFloat16;
+};
 
 inline Instruction step(Op op) {
   Instruction i{};
@@ -22,32 +27,32 @@ inline Instruction step(Op op) {
 }
 
 // Buffers: logits, x, normed, q, k, v, mixed, wanted. Quantized: hidden, mixed, inner, wanted.
-inline std::vector<Instruction> attention_steps() {
+inline std::vector<Instruction> attention_steps(const Sizes &s) {
   Instruction embed = step(Op::kEmbed), norm = step(Op::kNorm), qkv = step(Op::kLinear), store = step(Op::kStore);
   Instruction attention = step(Op::kAttention), codes = step(Op::kQuantize), out = step(Op::kLinear);
   embed.matrix = 0, embed.out = 1;
-  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.dim = kHidden, norm.eps = 1e-5f;
+  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.dim = s.hidden, norm.eps = 1e-5f;
   norm.crest = 4.5f;
   qkv.quantized = 0, qkv.matrix = 1;
-  qkv.parts = {{3, kHeads * kDim, kNone}, {4, kKvHeads * kDim, kNone}, {5, kKvHeads * kDim, kNone}};
+  qkv.parts = {{3, s.heads * s.dim, kNone}, {4, s.kv_heads * s.dim, kNone}, {5, s.kv_heads * s.dim, kNone}};
   for (Instruction *i : {&store, &attention})
-    i->heads = kHeads, i->kv_heads = kKvHeads, i->dim = kDim;
-  store.a = 3, store.b = 4, store.c = 5, store.rope = 0, store.rotary = 16;
+    i->heads = s.heads, i->kv_heads = s.kv_heads, i->dim = s.dim;
+  store.a = 3, store.b = 4, store.c = 5, store.rope = 0, store.rotary = s.rotary;
   attention.a = 3, attention.out = 6, attention.scale = 0.2f;
   codes.a = 6, codes.quantized_out = 1, codes.crest = 4.5f;
-  out.quantized = 1, out.matrix = 2, out.b = 1, out.parts = {{1, kHidden, kNone}};
+  out.quantized = 1, out.matrix = 2, out.b = 1, out.parts = {{1, s.hidden, kNone}};
   return {embed, norm, qkv, store, attention, codes, out};
 }
 
-inline std::vector<Instruction> mlp_steps() {
+inline std::vector<Instruction> mlp_steps(const Sizes &s) {
   Instruction norm = step(Op::kNorm), gated = step(Op::kLinear), down = step(Op::kLinear), select = step(Op::kSelect);
   Instruction codes = step(Op::kQuantize), head = step(Op::kLinear), cap = step(Op::kSoftcap);
-  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.heads = 2, norm.dim = kHidden / 2;
+  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.heads = 3, norm.dim = s.hidden / 3;
   norm.vector = 1, norm.eps = 1e-5f, norm.crest = 4.5f;
   gated.quantized = 0, gated.matrix = 3, gated.gated = 1, gated.quantized_out = 2, gated.crest = 4.5f;
   gated.activation = 1;
-  gated.parts = {{kNone, kInner, 2}, {kNone, kInner, kNone}};
-  down.quantized = 2, down.matrix = 4, down.b = 1, down.parts = {{1, kHidden, kNone}};
+  gated.parts = {{kNone, s.inner, 2}, {kNone, s.inner, kNone}};
+  down.quantized = 2, down.matrix = 4, down.b = 1, down.parts = {{1, s.hidden, kNone}};
   select.a = 1, select.out = 7;
   codes.a = 7, codes.quantized_out = 3;
   head.quantized = 3, head.matrix = 5, head.parts = {{0, kVocab, kNone}};
@@ -55,23 +60,23 @@ inline std::vector<Instruction> mlp_steps() {
   return {norm, gated, down, select, codes, head, cap};
 }
 
-inline Program make_program() {
+inline Program make_program(const Sizes &s = {}) {
   Program p;
-  p.instructions = attention_steps();
-  for (Instruction &i : mlp_steps())
+  p.instructions = attention_steps(s);
+  for (Instruction &i : mlp_steps(s))
     p.instructions.push_back(i);
-  p.buffers = {{kVocab, true},          {kHidden, false},         {kHidden, false},        {kHeads * kDim, false},
-               {kKvHeads * kDim, false}, {kKvHeads * kDim, false}, {kHeads * kDim, false}, {kHidden, true}};
-  p.quantized = {{kHidden, false}, {kHeads * kDim, false}, {kInner, false}, {kHidden, true}};
-  p.matrices = {{32, 0, Kind::kRaw, kHidden, {kVocab}, false},
-                {4, 32, Kind::kSym, kHidden, {kHeads * kDim, kKvHeads * kDim, kKvHeads * kDim}, false},
-                {4, 64, Kind::kZp, kHeads * kDim, {kHidden}, false},
-                {4, 32, Kind::kAffine, kHidden, {kInner, kInner}, true},
-                {4, 128, Kind::kSym, kInner, {kHidden}, false},
-                {8, 32, Kind::kSym, kHidden, {kVocab}, false}};
-  p.vectors = {std::vector<float>(kHidden, 1.0f), std::vector<float>(kHidden / 2, 1.5f), std::vector<float>(kInner, 0.1f)};
-  p.ropes = {8};
-  p.kv = {2, kChunk, kKvHeads, kDim, false, {{kSlots, kWindow, kSinks}}, {0}};
+  p.buffers = {{kVocab, true},          {s.hidden, false},         {s.hidden, false},        {s.heads * s.dim, false},
+               {s.kv_heads * s.dim, false}, {s.kv_heads * s.dim, false}, {s.heads * s.dim, false}, {s.hidden, true}};
+  p.quantized = {{s.hidden, false}, {s.heads * s.dim, false}, {s.inner, false}, {s.hidden, true}};
+  p.matrices = {{32, 0, Kind::kRaw, s.hidden, {kVocab}, false},
+                {4, 32, Kind::kSym, s.hidden, {s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim}, false},
+                {4, 64, Kind::kZp, s.heads * s.dim, {s.hidden}, false},
+                {4, 32, Kind::kAffine, s.hidden, {s.inner, s.inner}, true},
+                {4, 128, Kind::kSym, s.inner, {s.hidden}, false},
+                {8, 32, Kind::kSym, s.hidden, {kVocab}, false}};
+  p.vectors = {std::vector<float>(static_cast<size_t>(s.hidden), 1.0f), std::vector<float>(static_cast<size_t>(s.hidden / 3), 1.5f), std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
+  p.ropes = {s.rotary / 2};
+  p.kv = {2, s.chunk, s.kv_heads, s.dim, {{s.slots, s.window, s.sinks}}, {0}, {s.format}};
   return p;
 }
 
@@ -103,12 +108,14 @@ inline void fill(Engine &engine) {
 // One sequence on an engine, with the bookkeeping of a ring that goes round.
 class Sequence {
 public:
-  explicit Sequence(Engine &engine, int64_t index = 0) : engine_(engine), index_(index), held_(kSlots, -1) {}
+  explicit Sequence(Engine &engine, int64_t index = 0)
+      : engine_(engine), index_(index), ring_(engine.program().kv.rings[0]), held_(static_cast<size_t>(ring_.slots), -1) {}
 
   // Logits of every token.
   std::vector<float> feed(const std::vector<int32_t> &tokens) {
-    const int64_t count = static_cast<int64_t>(tokens.size()), filled = std::min(length_, kSlots);
-    std::vector<float> cos(tokens.size() * 8, 0.8f), sin(tokens.size() * 8, 0.6f);
+    const int64_t count = static_cast<int64_t>(tokens.size()), filled = std::min(length_, ring_.slots);
+    const size_t pairs = tokens.size() * static_cast<size_t>(engine_.program().ropes[0]);
+    std::vector<float> cos(pairs, 0.8f), sin(pairs, 0.6f);
     std::vector<float> logits(tokens.size() * kVocab);
     Forward f;
     f.segments = {{index_, 0, count, length_, {{held_.data(), filled}}}};
@@ -121,7 +128,7 @@ public:
     engine_.forward(f);
     std::vector<int64_t> targets;
     for (int64_t p = length_; p < length_ + count; ++p) {
-      targets.push_back(p < kSlots ? p : kSinks + (p - kSinks) % (kSlots - kSinks));
+      targets.push_back(p < ring_.slots ? p : ring_.sinks + (p - ring_.sinks) % (ring_.slots - ring_.sinks));
       held_[static_cast<size_t>(targets.back())] = p;
     }
     engine_.kv().store(index_, 0, targets, filled);
@@ -132,6 +139,7 @@ public:
 private:
   Engine &engine_;
   int64_t index_, length_ = 0;
+  const RingShape ring_;
   std::vector<int64_t> held_;
 };
 

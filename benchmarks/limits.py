@@ -1,0 +1,68 @@
+"""What the machine allows: the bytes that a token must read, the operations of a prompt, and how fast memory is read.
+
+Decoding reads every weight once for a token (of the embedding one row, unless it is the head too) and the keys and
+values that its query sees. Whatever else a step does can only add to the time that this takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from edge.decoder import DecoderSpec
+from edge.graph import Graph
+
+_READ = 1 << 30  # bytes, so that no cache holds a part worth counting
+_PASSES = 4
+
+
+def weights_read(graph: Graph, size: Callable[[str], int]) -> int:
+    """Bytes of weights that decoding a token reads; `size` gives those of one, by name."""
+    read = {weight.name for op in graph.ops if op.kind != "embed" for weight in (op.weight, op.bias) if weight}
+    return sum(map(size, read))
+
+
+def rows_seen(spec: DecoderSpec, held: float) -> float:
+    """Rows of keys (and as many of values), over all layers, that a query sees when `held` tokens are in the cache."""
+    return sum(held if layer.window is None else min(held, layer.window) for layer in spec.layers)
+
+
+def operations(graph: Graph, prompt: int) -> tuple[int, int]:
+    """Multiplications and additions of a prompt's prefill: those with weights, and those with keys and values.
+
+    The head counts once, for the last token. A query at position p multiplies p + 1 keys, or a window's, and adds up
+    as many values.
+    """
+    weights, attention, rows = 0, 0, prompt
+    for op in graph.ops:
+        if op.kind == "select":
+            rows = 1
+        elif op.kind == "linear":
+            assert op.weight
+            weights += 2 * rows * op.weight.shape[0] * op.weight.shape[1]
+        elif op.kind == "attention":
+            window = graph.spec.windows[op.ring] or prompt
+            full = min(window, prompt)
+            attention += 4 * op.heads * op.dim * (full * (full + 1) // 2 + (prompt - full) * full)
+    return weights, attention
+
+
+class Reader:
+    """A gigabyte of memory, in huge pages where numpy gets them from the system, and threads that read it."""
+
+    def __init__(self) -> None:
+        self._data = np.ones(_READ // 4, np.int32)
+
+    def rate(self, threads: int) -> float:
+        """Bytes read a second: the best of a few passes, each a maximum of integers over every thread's own part."""
+        parts = np.array_split(self._data, threads)
+        seconds = []
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in range(_PASSES):
+                start = time.perf_counter()
+                list(pool.map(np.max, parts))
+                seconds.append(time.perf_counter() - start)
+        return self._data.nbytes / min(seconds)

@@ -1,0 +1,3 @@
+"""Written by CMakeLists.txt where the engine cannot be built."""
+
+MISSING: str

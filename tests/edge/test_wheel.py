@@ -1,0 +1,69 @@
+"""Wheels that are damaged, a Python without pip, and what a killed download left."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edge.errors import UserError
+from edge.sources import wheel
+
+
+def quiet(stage: str, done: float) -> None:
+    assert 0.0 <= done <= 1.0
+
+
+def deliver(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """A wheel of these bytes in the place of pip's."""
+
+    def fetch(requirement: str, folder: Path) -> Path:
+        path = folder / "demo-1.0-py3-none-any.whl"
+        path.write_bytes(content)
+        return path
+
+    monkeypatch.setattr(wheel, "_download_wheel", fetch)
+
+
+def packed(path: Path) -> bytes:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data", bytes(range(256)) * 40)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("change", ["data", "method", "flag", "cut"])
+def test_a_damaged_wheel_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    content = bytearray(packed(tmp_path / "whole.zip"))
+    central = content.index(b"PK\x01\x02")
+    if change == "data":
+        content[34:60] = b"\xff" * 26  # no deflated stream
+    elif change == "method":
+        content[8] = content[central + 10] = 97
+    elif change == "flag":
+        content[6] = content[central + 8] = 1  # encrypted
+    else:
+        del content[central - 100 : central]
+    deliver(monkeypatch, bytes(content))
+    with pytest.raises(UserError, match=r"demo-1\.0-py3-none-any\.whl is no readable wheel"):
+        wheel.download([("demo==1.0", "data")], tmp_path / "out", 1, quiet)
+
+
+def test_what_a_killed_download_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "cache" / "out"
+    (target.parent / "wheel-abc").mkdir(parents=True)
+    (target.parent / "wheel-abc" / "big.whl").write_text("half")
+    (target.parent / "wheel-of-fortune.gguf").write_text("a model")
+    deliver(monkeypatch, packed(tmp_path / "whole.zip"))
+    wheel.download([("demo==1.0", "data")], target, 1, quiet)
+    assert sorted(path.name for path in target.parent.iterdir()) == ["out", "wheel-of-fortune.gguf"]
+
+
+def test_a_python_without_pip_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(UserError, match="has no pip to fetch packages with; `python -m ensurepip` installs it"):
+        wheel.download([("demo==1.0", "data")], tmp_path / "out", 1, quiet)

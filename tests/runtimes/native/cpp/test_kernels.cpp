@@ -1,0 +1,172 @@
+// Each kernel that works on rows or on the ring against the same sums in double, for widths with all kinds of edges.
+#include "expect.hpp"
+
+#include "half.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <random>
+
+using namespace dsedge;
+using namespace dsedge::test;
+
+namespace {
+
+constexpr int64_t kWidths[] = {1, 7, 15, 16, 17, 31, 45, 64, 100};
+
+std::vector<float> random_floats(int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float &value : values)
+    value = static_cast<float>(static_cast<int32_t>(random() % 4001) - 2000) / 1000;
+  return values;
+}
+
+void near(double found, double expected, double bound, const std::string &what) {
+  expect(std::fabs(found - expected) <= bound * (1 + std::fabs(expected)),
+         what + ": " + std::to_string(found) + " instead of " + std::to_string(expected));
+}
+
+void test_norm(const Kernels &k, int64_t width) {
+  const std::vector<float> x = random_floats(3 * width, 1), weight = random_floats(width, 2);
+  std::vector<float> out(x.size() + 1, 7.0f);
+  k.norm(x.data(), weight.data(), 3, width, 1e-5f, out.data());
+  for (int64_t head = 0; head < 3; ++head) {
+    double squares = 0;
+    for (int64_t i = 0; i < width; ++i)
+      squares += std::pow(x[head * width + i], 2);
+    for (int64_t i = 0; i < width; ++i)
+      near(out[head * width + i], x[head * width + i] / std::sqrt(squares / width + 1e-5) * weight[i], 1e-5, "norm");
+  }
+  expect(out.back() == 7.0f, "norm writes nothing behind its row");
+}
+
+void test_rows(const Kernels &k, int64_t width) {
+  const std::vector<float> x = random_floats(width, 3), up = random_floats(width, 4);
+  std::vector<float> silu(x.size() + 1, 7.0f), gelu = silu, capped = silu;
+  k.gate(x.data(), up.data(), width, 0, silu.data());
+  k.gate(x.data(), up.data(), width, 1, gelu.data());
+  k.softcap(x.data(), width, 1.5f, capped.data());
+  for (int64_t i = 0; i < width; ++i) {
+    const double a = x[i];
+    near(silu[i], a / (1 + std::exp(-a)) * up[i], 1e-5, "silu");
+    near(gelu[i], 0.5 * a * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (a + 0.044715 * a * a * a))) * up[i], 1e-5, "gelu");
+    near(capped[i], 1.5 * std::tanh(a / 1.5), 1e-5, "softcap");
+  }
+  expect(silu.back() == 7.0f && gelu.back() == 7.0f && capped.back() == 7.0f, "rows end where they end");
+}
+
+void test_rope(const Kernels &k, int64_t width) {
+  const int64_t dim = width + 1, pairs = dim / 2; // of an odd head the last number stays
+  const std::vector<float> cos = random_floats(pairs, 5), sin = random_floats(pairs, 6), x = random_floats(2 * dim, 7);
+  std::vector<float> out = x;
+  k.rope(out.data(), 2, dim, pairs * 2, cos.data(), sin.data());
+  for (int64_t head = 0; head < 2; ++head)
+    for (int64_t i = 0; i < pairs; ++i) {
+      const int64_t at = head * dim + i;
+      const double a = x[at], b = x[at + pairs];
+      near(out[at], a * cos[i] - b * sin[i], 1e-6, "rope");
+      near(out[at + pairs], b * cos[i] + a * sin[i], 1e-6, "rope");
+    }
+  for (int64_t i = pairs * 2; i < dim; ++i)
+    expect(out[dim + i] == x[dim + i], "rope leaves the rest of a head alone");
+}
+
+void test_quantize(const Kernels &k, int64_t width) {
+  const int64_t blocks = (width + kBlock - 1) / kBlock;
+  const std::vector<float> x = random_floats(width, 8);
+  const size_t n = static_cast<size_t>(blocks);
+  std::vector<int8_t> hi(n * kBlock), lo(n * kBlock);
+  std::vector<float> scale(n), sum(n);
+  std::vector<int32_t> sum_hi(n), sum_lo(n);
+  std::vector<uint8_t> flag(n);
+  const QuantRows q{hi.data(), lo.data(), scale.data(), sum.data(), sum_hi.data(), sum_lo.data(), flag.data(), blocks};
+  for (float crest : {0.0f, 100.0f}) { // every block in 16 bits, and none
+    k.quantize(x.data(), width, crest, q, 0);
+    for (int64_t i = 0; i < blocks * kBlock; ++i) {
+      const size_t at = static_cast<size_t>(i), block = at / kBlock;
+      const double value = scale[block] * (hi[at] + lo[at] / 128.0);
+      near(value, i < width ? x[at] : 0.0f, scale[block] * (crest > 0 ? 0.51 : 0.51 / 128), "quantize");
+    }
+  }
+}
+
+// Rounds rows of `dim` numbers to what a cache of that format keeps.
+void keep(std::vector<float> &rows, int32_t dim, KvFormat format) {
+  if (format == KvFormat::kFloat32)
+    return;
+  for (auto row = rows.begin(); row < rows.end(); row += dim) {
+    float scale = 0;
+    for (int32_t d = 0; d < dim; ++d)
+      scale = std::max(scale, std::fabs(row[d]));
+    scale = half_to_float(float_to_half(scale / 127));
+    for (int32_t d = 0; d < dim; ++d)
+      row[d] = format == KvFormat::kInt8 ? scale * std::nearbyint(row[d] / scale) : half_to_float(float_to_half(row[d]));
+  }
+}
+
+// Attention over 60 positions from 230 on, which lie in two runs of slots and on both sides of position 256.
+void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap) {
+  constexpr int64_t kFirst = 230, kCount = 60, kSlots = 64, kWindow = 40, kRows = 5;
+  const int32_t padded = (dim + 15) / 16 * 16;
+  std::vector<float> keys(static_cast<size_t>(kSlots * dim), 0), values(static_cast<size_t>(kSlots * padded), 0);
+  std::vector<uint16_t> scales(2 * kSlots);
+  const HeadStore store{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, padded, format};
+  const auto slot = [](int64_t position) { return (position - kFirst + 37) % kCount; };
+  std::vector<float> key = random_floats(kCount * dim, 9), value = random_floats(kCount * dim, 10);
+  for (int64_t i = 0; i < kCount; ++i)
+    k.write_row(store, slot(kFirst + i), key.data() + i * dim, value.data() + i * dim);
+  for (std::vector<float> *kept : {&key, &value})
+    keep(*kept, dim, format);
+  const Piece pieces[] = {{230, 37, 23}, {253, 0, 3}, {256, 3, 34}};
+  const int64_t positions[kRows] = {289, 285, 260, 255, 230};
+  const std::vector<float> some = random_floats(kRows * dim, 11);
+  std::vector<float> queries(static_cast<size_t>(kRows * padded), 0), scores(kRows * kSpan);
+  for (int64_t row = 0; row < kRows; ++row)
+    std::copy_n(some.data() + row * dim, dim, queries.data() + row * padded);
+  std::vector<float> part(static_cast<size_t>(kRows * (2 + padded)), 0), state = part;
+  std::fill_n(state.data(), kRows, -INFINITY);
+  const auto softmax = [&](std::vector<float> &s) { return Softmax{s.data(), s.data() + kRows, s.data() + 2 * kRows}; };
+  const AttentionTile tile{store, pieces, 3, 0, 1, positions, queries.data(), kRows, kWindow, 0, 0.3f, softcap};
+  k.attend(tile, scores.data(), softmax(part), 0, softmax(state));
+  for (int64_t row = 0; row < kRows; ++row) {
+    double total = 0;
+    std::vector<double> mix(static_cast<size_t>(dim));
+    for (int64_t i = 0; i < kCount; ++i) {
+      const int64_t distance = positions[row] - kFirst - i;
+      if (distance < 0 || distance >= kWindow)
+        continue;
+      double score = 0;
+      for (int32_t d = 0; d < dim; ++d)
+        score += double{some[row * dim + d]} * key[i * dim + d];
+      score *= 0.3f;
+      const double weight = std::exp(softcap > 0 ? softcap * std::tanh(score / softcap) : score);
+      total += weight;
+      for (int32_t d = 0; d < dim; ++d)
+        mix[d] += weight * value[i * dim + d];
+    }
+    for (int32_t d = 0; d < dim; ++d)
+      near(state[2 * kRows + row * padded + d] / state[kRows + row], mix[d] / total, 2e-5, "attention");
+  }
+}
+
+} // namespace
+
+int main() {
+  for (const char *name : usable_sets()) {
+    std::printf("%s ", name);
+    const Kernels &k = *find_kernels(name);
+    for (int64_t width : kWidths) {
+      test_norm(k, width);
+      test_rows(k, width);
+      test_rope(k, width);
+      test_quantize(k, width);
+      for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
+        for (float softcap : {0.0f, 2.0f})
+          test_attention(k, static_cast<int32_t>(width), format, softcap);
+    }
+  }
+  std::puts("all passed");
+  return 0;
+}

@@ -1,0 +1,133 @@
+"""Calls that are wrong or come at the wrong time: malformed segments, closing from a signal handler, forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.bundle import Bundle
+from edge.errors import ClosedError, InternalError
+from edge.kv import plan_layout
+from edge.options import RuntimeOptions
+from edge.runtime import Segment
+from edge.session import Session
+from runtimes import native
+from runtimes.native.engine import NativeRuntime
+from tests.exporters.tiny import tiny_llama
+
+pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("life")
+    return edge.export(tiny_llama(folder / "source"), folder / "tiny.dsedge")
+
+
+@pytest.fixture
+def runtime(bundle: Bundle) -> Iterator[NativeRuntime]:
+    runtime = native.open_model(bundle, plan_layout(bundle.spec, 64, sequences=2), RuntimeOptions(threads=2))
+    yield runtime
+    runtime.close()
+
+
+def segment_of(runtime: NativeRuntime, count: int = 3) -> Segment:
+    return Segment(0, np.arange(5, 5 + count, dtype=np.int32), Session(runtime, "error").cache.plan(count))
+
+
+def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
+    fine = segment_of(runtime)
+    plan = fine.plans[0]
+    wrong = [
+        ([], "at least one array"),
+        ([replace(fine, sequence=7)], "no such sequence"),
+        ([fine, fine], "two segments of one sequence"),
+        ([replace(fine, plans=())], "index"),
+        ([replace(fine, tokens=fine.tokens[:2])], "angles of another shape"),
+        ([replace(fine, plans=(plan, plan))], "a view of each ring"),
+        ([replace(fine, plans=(replace(plan, held=np.array([4])),))], "not before the new ones"),
+    ]
+    for segments, message in wrong:
+        with pytest.raises(InternalError, match=f"called wrongly: .*{message}"):
+            runtime.forward(segments)
+    for call in (
+        lambda: runtime.copy_slots(0, 2, [1]),
+        lambda: runtime.copy_slots(0, 1, [65]),
+        lambda: runtime.store(replace(fine, plans=(replace(plan, indices=plan.indices + 62),)), 3),
+    ):
+        with pytest.raises(InternalError, match="called wrongly: kv: "):
+            call()
+    assert np.isfinite(runtime.forward([fine])[0]).all()
+
+
+def test_results_never_go_to_a_copy(runtime: NativeRuntime) -> None:
+    """Arrays of another type would be converted, and what is written to the copy be lost."""
+    engine: Any = runtime._engine
+    runtime.forward([segment_of(runtime)])
+    with pytest.raises(TypeError):
+        engine.read(runtime._program.hidden, np.empty((3, runtime.spec.hidden_size)))
+    with pytest.raises(TypeError):
+        engine.read(runtime._program.hidden, np.empty((runtime.spec.hidden_size, 3), np.float32).T)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+def test_a_signal_handler_may_close_within_a_call(runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, inner = segment_of(runtime), runtime._forward
+    before = runtime.forward([segment])[0]
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return inner(*arguments)
+
+    old = signal.signal(signal.SIGUSR1, lambda *_: runtime.close())
+    try:
+        monkeypatch.setattr(runtime, "_forward", interrupted)
+        assert np.array_equal(runtime.forward([segment])[0], before)  # what was closed under way still ends
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+    with pytest.raises(ClosedError):
+        runtime.forward([segment])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+@pytest.mark.filterwarnings("ignore:.*use of fork")
+@pytest.mark.parametrize("held", [False, True], ids=["idle", "in-a-call"])
+def test_a_forked_process_is_told_so_and_can_end(held: bool, runtime: NativeRuntime) -> None:
+    """The child has none of the threads: it must neither wait for them nor for a lock that one of them held."""
+    segment = segment_of(runtime)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with runtime._open():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    if held:
+        thread.start()
+        entered.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            runtime.forward([segment])
+        except ClosedError as error:
+            code = 0 if "forked" in str(error) else 2
+        runtime.close()
+        runtime._engine = None  # what the end of an interpreter does
+        os._exit(code)
+    leave.set()
+    _, status = os.waitpid(child, 0)
+    if held:
+        thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert np.isfinite(runtime.forward([segment])[0]).all()
