@@ -50,20 +50,37 @@ class CallFormat:
     inner: tuple[str, ...] = ()
     untagged: bool = False
 
+
+class CallReader:
+    """Reads the body of one call while it streams; what it has looked at is not looked at again."""
+
+    def __init__(self, style: CallFormat) -> None:
+        self.style = style
+        self._done = 0  # no tag before here ends the body
+        self._quoted = False  # whether a JSON string is open there
+
     def read(self, text: str, *, last: bool) -> tuple[tuple[ToolCall, ...], int] | None:
         """The calls of the body that `text` starts with, and where the answer goes on; no calls if it is no body.
 
-        None while the body may go on; `last` says that no more text comes. A tag inside a JSON string ends nothing.
+        None while the body may go on, `text` then being longer the next time; `last` says that no more text comes.
         """
-        if not re.match(rf"\s*(?:{self.first}|\Z)", text):
+        style = self.style
+        if not re.match(rf"\s*(?:{style.first}|\Z)", text):
             return (), 0
-        tag = self.closing or self.opening
-        end = -1
-        while not self.untagged and (end := text.find(tag, end + 1)) >= 0:
-            calls = self.parse(text[:end])
-            if calls or _ESCAPE.sub("", text[:end]).count('"') % 2 == 0:
-                return calls, end + len(self.closing)
-        return (self.parse(text), len(text)) if last else None
+        end = -1 if style.untagged else self._end(text, style.closing or style.opening)
+        if end >= 0:
+            return style.parse(text[:end]), end + len(style.closing)
+        return (style.parse(text), len(text)) if last else None
+
+    def _end(self, text: str, tag: str) -> int:
+        """Where the body ends, -1 while it may go on. A tag inside a JSON string ends nothing."""
+        while (end := text.find(tag, self._done)) >= 0:
+            quotes = _ESCAPE.sub("", text[self._done : end]).count('"')
+            self._quoted ^= quotes % 2 == 1
+            if not self._quoted:
+                break
+            self._done = end + len(tag)
+        return end
 
 
 def find_formats(template: str, tokenizer: Tokenizer) -> tuple[CallFormat, ...]:

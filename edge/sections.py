@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edge.calls import CallFormat, ToolCall
+from edge.calls import CallFormat, CallReader, ToolCall
 from edge.reasoning import Tags
 
 
@@ -30,7 +30,7 @@ class Splitter:
         self._tags = tags
         self._formats = formats
         self._state = "reasoning" if opened else "start" if tags else "answer"
-        self._call: CallFormat | None = None  # of the call that is being read
+        self._call: CallReader | None = None  # of the call that is being read
         self._held = ""  # what may yet turn out to be a tag or a call, or white space beside one
         self._bare = opened  # nothing of the present part was given out yet: white space at its start is dropped
         self._begun = False  # something of the answer was given out
@@ -84,7 +84,8 @@ class Splitter:
         found = [(start, style) for style in self._formats if (start := self._find(style, text)) >= 0]
         keep = 0
         if found:
-            start, self._call = min(found, key=lambda each: each[0])
+            start, style = min(found, key=lambda each: each[0])
+            self._call = CallReader(style)
             keep = len(text) - start
         elif not last:
             parts = [self._overlap(style, text) for style in self._formats]
@@ -107,9 +108,10 @@ class Splitter:
             return 0
         return _overlap(text, style.opening)
 
-    def _read_call(self, style: CallFormat, *, last: bool) -> Iterator[Delta]:
+    def _read_call(self, reader: CallReader, *, last: bool) -> Iterator[Delta]:
+        style = reader.style
         blank, opening, rest = self._held.partition(style.opening)
-        read = style.read(opening + rest if style.untagged else rest, last=last)
+        read = reader.read(opening + rest if style.untagged else rest, last=last)
         if read is None:
             return
         calls, end = read

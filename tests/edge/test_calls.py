@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,17 @@ def test_what_cannot_be_a_call_is_not_held_back() -> None:
     later = Splitter(None, LLAMA)
     assert later.push("So: ") == [Delta("So:")]
     assert later.push(PARIS) == [Delta(f" {PARIS}")]
+
+
+def test_a_body_is_not_read_again_for_each_tag_in_a_string() -> None:
+    read: list[str] = []
+    style = replace(HERMES[0], parse=lambda body: read.append(body) or ())
+    body = '{"name": "' + "</tool_call>" * 50
+    splitter = Splitter(None, [style])
+    assert [splitter.push(piece) for piece in ("<tool_call>", *body)] == [[]] * (len(body) + 1)
+    assert read == []
+    assert splitter.finish() == [Delta("<tool_call>"), Delta(body)]
+    assert read == [body]
 
 
 def test_a_call_in_the_reasoning_is_a_thought() -> None:

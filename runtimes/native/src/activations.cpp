@@ -66,10 +66,7 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     const int64_t count = (program_.quantized[i].selected ? wanted : rows) * q.blocks;
     q.hi = carver.take<int8_t>(count * kBlock);
     q.lo = carver.take<int8_t>(count * kBlock);
-    q.scale = carver.take<float>(count);
-    q.sum = carver.take<float>(count);
-    q.sum_hi = carver.take<int32_t>(count);
-    q.sum_lo = carver.take<int32_t>(count);
+    q.block = carver.take<Block>(count);
     q.flag = carver.take<uint8_t>(count);
   }
   for (Scratch &s : views.scratch) {

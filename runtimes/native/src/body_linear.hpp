@@ -60,11 +60,11 @@ struct GroupData { // of one group, for 16 rows
   Ints zeros;
 };
 
-// What the accumulators start from, so that they end as sums over (code - zero) * x.
-template <int kBits, Kind kKind> inline IntPair start(int32_t sum, const GroupData (&data)[2]) {
+// What the accumulators start from, so that they end as sums over (code - zero) * x. `eight` is that for a zero of 8.
+template <int kBits, Kind kKind> inline IntPair start(int32_t eight, const GroupData (&data)[2]) {
   if constexpr (kKind == Kind::kZp)
-    return {{mul(data[0].zeros, splat_int(-sum)), mul(data[1].zeros, splat_int(-sum))}};
-  const Ints zero = splat_int(kKind != Kind::kSym ? 0 : kBits == 8 ? -kSignedZero8 * sum : -8 * sum);
+    return {{mul(data[0].zeros, splat_int(eight / 8)), mul(data[1].zeros, splat_int(eight / 8))}};
+  const Ints zero = splat_int(kKind != Kind::kSym ? 0 : kBits == 8 ? kSignedZero8 / 8 * eight : eight);
   return {{zero, zero}};
 }
 
@@ -83,87 +83,108 @@ template <Kind kKind>
 inline void add_block(Pair &total, const Pair &value, const GroupData (&data)[2], const QuantRows &x, int64_t at) {
   for (int half = 0; half < 2; ++half) {
     Floats &sum = total.v[half];
-    sum = fma(value.v[half], mul(data[half].scales, splat(x.scale[at])), sum);
+    sum = fma(value.v[half], mul(data[half].scales, splat(x.block[at].scale)), sum);
     if constexpr (kKind == Kind::kAffine)
-      sum = fma(data[half].offsets, splat(x.sum[at]), sum);
+      sum = fma(data[half].offsets, splat(x.block[at].sum), sum);
   }
 }
 
 inline Pair to_floats(const IntPair &a) { return {{to_float(a.v[0]), to_float(a.v[1])}}; }
-inline void add_low(Pair &value, const IntPair &low) {
+
+// Adds the lo part of a block to the sums of a token, from codes as they lie in the panel.
+template <int kBits, Kind kKind>
+inline void add_low(Pair &total, const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x, int64_t at) {
+  IntPair low[2] = {start<kBits, kKind>(x.block[at].eight_lo, data), nothing()};
+  dot_block<kBits, true, 1, 2>(codes, x.lo + at * kBlock, 0, low);
+  const Pair value = to_floats(add(low[0], low[1]));
   for (int half = 0; half < 2; ++half)
-    value.v[half] = fma(to_float(low.v[half]), splat(1.0f / 128), value.v[half]);
+    total.v[half] = fma(value.v[half], mul(data[half].scales, splat(x.block[at].scale * (1.0f / 128))), total.v[half]);
 }
 
-// A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order, and
-// the lo part of a token that has none adds exactly 0.
+// The lo parts of all blocks of a token.
+template <int kBits, Kind kKind>
+inline Pair low_sums(const Matrix &m, const uint8_t *panel, const QuantRows &x, int64_t token) {
+  Pair total = {{splat(0), splat(0)}};
+  const int64_t each = m.group / kBlock;
+  for (int64_t block = 0; block < m.groups * each; ++block) {
+    if (block % 4 == 0) { // mostly none of four: there are a multiple of four
+      uint32_t four;
+      __builtin_memcpy(&four, x.flag + token * x.blocks + block, 4);
+      if (!four) {
+        block += 3;
+        continue;
+      }
+    }
+    if (!x.flag[token * x.blocks + block])
+      continue;
+    const uint8_t *group = panel + block / each * m.group_bytes;
+    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    add_low<kBits, kKind>(total, data, group + block % each * kBits * 128, x, token * x.blocks + block);
+  }
+  return total;
+}
+
+// A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order.
 template <int kBits, Kind kKind>
 inline void add_tiles(Pair (&total)[2], const GroupData (&data)[2], const uint8_t *tiles, const QuantRows &x,
-                      int64_t at, bool precise) {
-  IntPair high[2], low[2];
-  for (int half = 0; half < 2; ++half) {
-    const int64_t stride = x.blocks * kBlock;
-    native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.hi + at * kBlock, stride, high[0].v[half].v, high[1].v[half].v);
-    if (precise) [[unlikely]]
-      native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.lo + at * kBlock, stride, low[0].v[half].v, low[1].v[half].v);
-  }
-  for (int t = 0; t < 2; ++t, at += x.blocks) {
-    const auto shifted = [&](const IntPair &sums, int32_t sum) {
-      return add(start<kBits, kKind>(sum, data), sums);
-    };
-    Pair value = to_floats(shifted(high[t], x.sum_hi[at]));
-    if (precise) [[unlikely]]
-      add_low(value, shifted(low[t], x.sum_lo[at]));
-    add_block<kKind>(total[t], value, data, x, at);
-  }
+                      int64_t at) {
+  IntPair high[2];
+  for (int half = 0; half < 2; ++half)
+    native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.hi + at * kBlock, x.blocks * kBlock, high[0].v[half].v,
+                     high[1].v[half].v);
+  for (int t = 0; t < 2; ++t, at += x.blocks)
+    add_block<kKind>(total[t], to_floats(add(start<kBits, kKind>(x.block[at].eight_hi, data), high[t])), data, x, at);
 }
 
 constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
 
-// Rows of a panel for tokens first … first + kCount - 1.
+// Rows of a panel for tokens first … first + kCount - 1. The lo parts have a sum of their own, added last: whether they
+// are summed up along with the hi parts, which reads a streamed panel once, or afterwards does not show in the result.
 // `bytes`: the panel's codes unpacked, where it is not used as it lies.
 template <int kBits, Kind kKind, bool kStream, int kCount>
 inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *bytes, const QuantRows &x,
                          int64_t first, float *out) {
-  Pair total[kCount];
+  Pair total[kCount], low = {{splat(0), splat(0)}};
+#pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t)
-    total[t] = Pair{{splat(0), splat(0)}};
+    total[t] = low;
   constexpr bool kPacked = kStream && kBits == 4;
-  const int64_t each = m.group / kBlock, stride = x.blocks * kBlock;
-  for (int64_t group = 0, block = 0; group < m.groups; ++group, panel += m.group_bytes) {
-    GroupData data[2] = {load_group<kKind>(m, panel, 0), load_group<kKind>(m, panel, 1)};
+  constexpr int kChains = kCount == 1 ? 2 : 1;
+  const int64_t each = m.group / kBlock;
+  const uint8_t *at_group = panel;
+  for (int64_t group = 0, block = 0; group < m.groups; ++group, at_group += m.group_bytes) {
+    GroupData data[2] = {load_group<kKind>(m, at_group, 0), load_group<kKind>(m, at_group, 1)};
     if (kStream)
       for (int64_t i = 0; i < m.group_bytes; i += 64)
-        __builtin_prefetch(panel + kAhead + i);
-    const uint8_t *codes = kStream || (kBits == 8 && !kMatrixDots) ? panel : bytes + group * each * 1024;
+        __builtin_prefetch(at_group + kAhead + i);
+    const uint8_t *codes = kStream || (kBits == 8 && !kMatrixDots) ? at_group : bytes + group * each * 1024;
     for (int64_t end = block + each; block < end; ++block, codes += kStream ? kBits * 128 : 1024) {
       const int64_t at = first * x.blocks + block;
       if constexpr (kMatrixDots && !kStream && kCount == 2) {
-        add_tiles<kBits, kKind>(total, data, codes, x, at, x.flag[at] || x.flag[at + x.blocks]);
-        continue;
-      }
-      constexpr int kChains = kCount == 1 ? 2 : 1;
-      IntPair high[kCount * kChains];
+        add_tiles<kBits, kKind>(total, data, codes, x, at);
+      } else {
+        IntPair high[kCount * kChains];
 #pragma GCC unroll 8
-      for (int n = 0; n < kCount * kChains; ++n)
-        high[n] = n % kChains ? nothing() : start<kBits, kKind>(x.sum_hi[at + n / kChains * x.blocks], data);
-      dot_block<kBits, kPacked, kCount, kChains>(codes, x.hi + at * kBlock, stride, high);
+        for (int n = 0; n < kCount * kChains; ++n)
+          high[n] = n % kChains ? nothing() : start<kBits, kKind>(x.block[at + n / kChains * x.blocks].eight_hi, data);
+        dot_block<kBits, kPacked, kCount, kChains>(codes, x.hi + at * kBlock, x.blocks * kBlock, high);
 #pragma GCC unroll 8
-      for (int t = 0; t < kCount; ++t) {
-        const int64_t own = at + t * x.blocks;
-        Pair value = to_floats(kChains == 1 ? high[t] : add(high[t * kChains], high[t * kChains + kChains - 1]));
-        if (x.flag[own]) [[unlikely]] {
-          IntPair low[1] = {start<kBits, kKind>(x.sum_lo[own], data)};
-          dot_block<kBits, kPacked, 1, 1>(codes, x.lo + own * kBlock, stride, low);
-          add_low(value, low[0]);
+        for (int t = 0; t < kCount; ++t) {
+          const IntPair sum = kChains == 1 ? high[t] : add(high[t * kChains], high[t * kChains + kChains - 1]);
+          add_block<kKind>(total[t], to_floats(sum), data, x, at + t * x.blocks);
         }
-        add_block<kKind>(total[t], value, data, x, own);
       }
+      if (kStream && x.flag[at]) [[unlikely]]
+        add_low<kBits, kKind>(low, data, codes, x, at);
     }
   }
-  for (int t = 0; t < kCount; ++t)
+#pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t) {
+    if (!kStream)
+      low = low_sums<kBits, kKind>(m, panel, x, first + t);
     for (int half = 0; half < 2; ++half)
-      store(out + (first + t) * kPanel + half * 16, total[t].v[half]);
+      store(out + (first + t) * kPanel + half * 16, add(total[t].v[half], low.v[half]));
+  }
 }
 
 template <int kBits, Kind kKind>

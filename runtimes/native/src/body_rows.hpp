@@ -26,16 +26,12 @@ void quantize_block(const float *x, int64_t count, float crest, const QuantRows 
       sum_lo += lower;
       codes[i] = upper;
     }
-  else
-    __builtin_memset(lo, 0, kBlock);
   for (int i = 0; i < kBlock; ++i) {
     hi[i] = (int8_t)codes[i];
     sum_hi += codes[i];
   }
-  q.scale[at] = finite ? largest / 127.0f : __builtin_nanf("");
-  q.sum_hi[at] = sum_hi;
-  q.sum_lo[at] = sum_lo;
-  q.sum[at] = q.scale[at] * ((float)sum_hi + (float)sum_lo / 128);
+  const float scale = finite ? largest / 127.0f : __builtin_nanf("");
+  q.block[at] = {scale, scale * ((float)sum_hi + (float)sum_lo / 128), -8 * sum_hi, -8 * sum_lo};
   q.flag[at] = precise;
 }
 

@@ -27,12 +27,17 @@ struct Matrix {
   Kind kind = Kind::kSym;
 };
 
-// Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. Only flagged blocks have a lo.
-// hi and lo [rows, blocks * 32]; the others [rows, blocks]. sum is that of a block's dequantized values.
+// Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. Blocks that are not flagged have no lo:
+// what lies there is anything. hi and lo [rows, blocks * 32], the others [rows, blocks], blocks a multiple of 4. `sum` is
+// that of a block's dequantized values, eight_hi and eight_lo are -8 times those of its hi and lo. They lie together, since
+// a block is written by itself, a row at a time: each array more would be one more cache line to fetch.
+struct Block {
+  float scale, sum;
+  int32_t eight_hi, eight_lo;
+};
 struct QuantRows {
   int8_t *hi = nullptr, *lo = nullptr;
-  float *scale = nullptr, *sum = nullptr;
-  int32_t *sum_hi = nullptr, *sum_lo = nullptr;
+  Block *block = nullptr;
   uint8_t *flag = nullptr;
   int64_t blocks = 0;
 };
@@ -60,7 +65,7 @@ struct AttentionTile {
   const Piece *pieces;
   int64_t piece_count;
   int64_t first_span, last_span; // spans to visit, inclusive
-  const int64_t *position;       // of each row
+  const int64_t *position;       // of each row, ascending
   const float *queries;
   int32_t rows;
   int64_t window, sinks;

@@ -132,12 +132,12 @@ void test_hostile_programs() {
 // A number that is not finite has no code: its whole block's are 0, and the scale is NaN.
 void test_blocks_without_codes(const char *kernels) {
   for (float value : {NAN, INFINITY, -INFINITY}) {
-    float x[kBlock] = {1, 2, value}, scale = 0, sum = 0;
+    float x[kBlock] = {1, 2, value};
     int8_t hi[kBlock], lo[kBlock];
-    int32_t sum_hi = 1, sum_lo = 1;
+    Block block{0, 0, 1, 1};
     uint8_t flag = 0;
-    find_kernels(kernels)->quantize_block(x, kBlock, 4.5f, {hi, lo, &scale, &sum, &sum_hi, &sum_lo, &flag, 1}, 0, 0);
-    expect(std::isnan(scale) && std::isnan(sum) && sum_hi == 0 && sum_lo == 0 && hi[2] == 0 && hi[1] == 0,
+    find_kernels(kernels)->quantize_block(x, kBlock, 4.5f, {hi, lo, &block, &flag, 1}, 0, 0);
+    expect(std::isnan(block.scale) && std::isnan(block.sum) && block.eight_hi == 0 && block.eight_lo == 0 && hi[2] == 0 && hi[1] == 0,
            std::string("a block that is not finite has no codes: ") + kernels);
   }
 }
