@@ -8,6 +8,7 @@ PYTHON ?= python3
 MODEL ?= smollm2-135m-instruct
 TARGET ?= all
 SECONDS ?= 60
+SEED ?= 0
 PROMPT ?= What is the capital of France?
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -36,7 +37,7 @@ check: .venv/.tested
 	$(BIN)/python docs/commands.py --check
 
 fuzz: .venv/.fuzzed
-	@$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS)
+	@$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS) --seed $(SEED)
 
 format: .venv/.tested
 	$(BIN)/ruff format $(SOURCES) .ci

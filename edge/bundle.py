@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import Any
 from edge import graph
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, NotFoundError
+from edge.files import write_whole
 from edge.paths import cache_folder
 from edge.weights import Weights
 
@@ -274,10 +274,7 @@ class _SumCache:
         recent = dict(list(self._sums.items())[-1000:])
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(recent, file)
-            os.replace(name, self._path)
+            write_whole(self._path, json.dumps(recent))
         except OSError:
             pass  # a cache that cannot be written only costs time
 

@@ -199,5 +199,7 @@ FORMATS = (
     CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", r"[\[{\w]", _mistral_calls, ("[CALL_ID]", "[ARGS]")),
     CallFormat("<function_calls>", "<function_calls>", "</function_calls>", r"[\[\w]", _keyword_calls),  # OLMo 3
     CallFormat("<|python_tag|>", "<|python_tag|>", "", r"[\[{\w]", _llama_calls),
-    CallFormat("ipython", '{"name"', "", r"\{", _json_calls, untagged=True),  # Llama 3, which tags no call of its own
+    # Llama 3 tags no call of its own, and may begin one as the tools begin that it was shown.
+    CallFormat("ipython", '{"name"', "", r"\{", _json_calls, untagged=True),
+    CallFormat("ipython", '{"type"', "", r"\{", _json_calls, untagged=True),
 )

@@ -7,6 +7,8 @@ How the template's control tokens are told from the same text in a message: wher
 variable) spells a control token, the spelling is put between two random numbers before rendering. What the template
 tests, splits or trims is otherwise as it was, and a prompt without such text is rendered from the very messages. In
 the rendered text, a control token beside one of the numbers came from a message and stays text; the others become ids.
+A template that leaves parts of a message out can also join the rest to a control token. So messages that hold a
+beginning of one are rendered once more, with every such beginning between the numbers, and must give the same ids.
 Control tokens are the tokenizer's own, and ordinary added tokens in brackets that the template writes but never looks
 for: it writes those as structure, while what it looks for (such as the tags around reasoning) is markup that it reads.
 """
@@ -26,10 +28,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from edge.errors import BundleError, OptionError, UnsupportedError
-from edge.messages import Arguments, prepare
+from edge.messages import Arguments, check_tools, prepare
 from edge.tokenizer import ControlTokens, Tokenizer, digits
 
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
+_NONE = ControlTokens({})
 _GIVEN = ("messages", "tools", "add_generation_prompt")  # variables that are no option
 
 
@@ -53,7 +56,7 @@ class ChatTemplate:
         self._special = dict(special)
         self._tells_null = any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test))
         self._written, self._read = _literals(tree)
-        self._latest: tuple[Tokenizer, ControlTokens] | None = None
+        self._latest: tuple[Tokenizer, tuple[ControlTokens, ControlTokens]] | None = None
 
     def variables(self, thinking: bool | None, others: Mapping[str, Any], *, tools: bool = False) -> dict[str, Any]:
         """The variables that turn reasoning on or off (None: as the template has it), and others, by name.
@@ -68,6 +71,8 @@ class ChatTemplate:
             if name not in known:
                 allowed = f"looks at {', '.join(sorted(known))}" if known else "has none"
                 raise OptionError(f"the chat template of this model does not look at a variable {name!r}; it {allowed}")
+            if name in _SWITCHES and not isinstance(others[name], bool):  # any text would count as true
+                raise OptionError(f"the template variable {name} is {others[name]!r}; it must be true or false")
         if thinking is None:
             return dict(others)
         switch = next((name for name in _SWITCHES if name in known), None)
@@ -90,10 +95,10 @@ class ChatTemplate:
         """The prompt as text. Messages are mappings with a role and, mostly, content: a string, None (empty text), or
         a list of {"type": "text", "text": ...} parts, which are joined. `variables` are further ones of the template.
 
-        Raises OptionError for messages of another form, and for those that the template refuses, with its reason.
+        Raises OptionError for messages or tools of another form, and for those that the template refuses, with its
+        reason.
         """
-        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
-        return self._render(_marked(given, ControlTokens({}), ("", "")), add_generation_prompt)
+        return self._render(self._given(messages, tools, variables), add_generation_prompt)
 
     def encode(
         self,
@@ -108,13 +113,35 @@ class ChatTemplate:
 
         Raises OptionError as `render` does.
         """
-        control = self._control(tokenizer)
-        before, after = digits(), digits()
-        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
-        text = self._render(_marked(given, control, (before, after)), add_generation_prompt)
-        parts = _parts(text, control, (before, after))
+        control, beginnings = self._control(tokenizer)
+        marks = digits(), digits()
+        given = self._given(messages, tools, variables, control, marks)
+        parts = list(_parts(self._render(given, add_generation_prompt), control, marks))
+        broken = self._given(messages, tools, variables, beginnings, marks)
+        if broken != given:
+            sure = _parts(self._render(broken, add_generation_prompt), control, marks)
+            if [part for part, written in parts if written] != [part for part, written in sure if written]:
+                raise OptionError("the chat template would join what a message says to a control token of this model")
         pieces = [control.ids[part] if written else part for part, written in parts]
         return tokenizer.with_bos(tokenizer.encode_parts(pieces, control=control))
+
+    def _given(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        control: ControlTokens = _NONE,
+        marks: tuple[str, str] = ("", ""),
+    ) -> dict[str, Any]:
+        """The template's variables that come from the caller, checked, their control tokens between the two marks."""
+        if tools is not None:
+            check_tools(tools)
+        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
+        try:
+            marked: dict[str, Any] = _marked(given, control, marks)
+        except RecursionError as error:
+            raise OptionError("a message, tool or template variable is nested too deeply") from error
+        return marked
 
     def _render(self, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
         if not variables["messages"]:
@@ -126,8 +153,8 @@ class ChatTemplate:
             message = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise OptionError(f"the chat template refused the messages: {message}") from error
 
-    def _control(self, tokenizer: Tokenizer) -> ControlTokens:
-        """The control tokens under this template; kept for the latest tokenizer."""
+    def _control(self, tokenizer: Tokenizer) -> tuple[ControlTokens, ControlTokens]:
+        """The control tokens under this template, also with their first characters; kept for the latest tokenizer."""
         latest = self._latest
         if latest is None or latest[0] is not tokenizer:
             structure = {
@@ -136,7 +163,9 @@ class ChatTemplate:
                 # In brackets: runs of newlines and common words are added tokens too, and text whoever writes them.
                 if text[0] in "<[" and text[-1] in ">]" and text in self._written and text not in self._read
             }
-            self._latest = latest = (tokenizer, ControlTokens({**tokenizer.control.ids, **structure}))
+            ids = {**tokenizer.control.ids, **structure}
+            beginnings = ControlTokens({**{text[0]: token for text, token in ids.items()}, **ids})
+            self._latest = latest = (tokenizer, (ControlTokens(ids), beginnings))
         return latest[1]
 
 
@@ -215,7 +244,8 @@ def _marked(value: Any, control: ControlTokens, marks: tuple[str, str]) -> Any:
         return [_marked(item, control, marks) for item in value]
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    raise OptionError(f"a message holds a {type(value).__name__}; only what JSON can hold reaches a chat template")
+    kind = type(value).__name__
+    raise OptionError(f"a message, tool or template variable holds a {kind}; only what JSON can hold is allowed")
 
 
 def _parts(text: str, control: ControlTokens, marks: tuple[str, str]) -> Iterator[tuple[str, bool]]:

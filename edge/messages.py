@@ -38,7 +38,17 @@ def prepare(messages: Sequence[Mapping[str, Any]], *, null: bool) -> list[dict[s
     return [_message(message, number, null=null) for number, message in enumerate(messages)]
 
 
+def check_tools(tools: object, name: str = "tools") -> None:
+    """Raise OptionError for what is no list of objects; what the objects hold is the template's business."""
+    if not isinstance(tools, (list, tuple)) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise OptionError(
+            f'{name}: must be a list of objects such as {{"type": "function", "function": {{"name": ...}}}}'
+        )
+
+
 def _message(message: Mapping[str, Any], number: int, *, null: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise OptionError(f"message {number} is {message!r}; it must be an object with a role and content")
     role = message.get("role")
     # A plain word: templates build control tokens from roles.
     if not isinstance(role, str) or not role.replace("_", "").replace("-", "").isalnum():

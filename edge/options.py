@@ -116,7 +116,8 @@ class GenerateOptions:
             check = _check_whole if name in ("max_tokens", "top_k", "seed") else _check_number
             check(name, value)
             if not low <= value <= high:
-                raise OptionError(f"{name} is {value}; it must be between {low} and {high}")
+                allowed = f"at least {low}" if high == _INFINITY else f"between {low} and {high}"
+                raise OptionError(f"{name} is {value}; it must be {allowed}")
         _check_bias(self.logit_bias)
         object.__setattr__(self, "stop", _stops(self.stop))
         _check_flag("ignore_eos", self.ignore_eos)

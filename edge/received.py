@@ -7,12 +7,11 @@ cannot tell whether the first delivery was right, only that a later one is anoth
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from edge.errors import StorageError, UserError
+from edge.files import write_whole
 from edge.locking import holding
 from edge.paths import data_folder
 
@@ -61,21 +60,8 @@ def _record(model: str, sums: Mapping[str, str]) -> bool:
             known = _read()
             if model in known:
                 return False
-            _write({**known, model: dict(sums)})
+            # A damaged record would be refused, and with it every model that is not pinned.
+            write_whole(path(), json.dumps({**known, model: dict(sums)}, indent=1, sort_keys=True))
             return True
     except OSError as error:
         raise StorageError(f"{path()}: cannot be written: {error.strerror}") from error
-
-
-def _write(data: Mapping[str, Mapping[str, str]]) -> None:
-    """In one step: a damaged record would be refused, and with it every model that is not pinned."""
-    handle, partial = tempfile.mkstemp(dir=path().parent, prefix=".received-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(handle)
-        os.replace(partial, path())
-    except OSError:
-        os.unlink(partial)
-        raise

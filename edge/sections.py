@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edge.calls import CallFormat, CallReader, ToolCall
 from edge.reasoning import Tags
+from edge.stream import overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Splitter:
     def _reason(self, *, last: bool) -> Iterator[Delta]:
         assert self._tags is not None
         text, closing, rest = self._held.partition(self._tags.closing)
-        keep = 0 if closing or last else _overlap(text, self._tags.closing)
+        keep = 0 if closing or last else overlap(text, self._tags.closing)
         settled = text[: len(text) - keep].rstrip()
         self._held = rest if closing else "" if last else text[len(settled) :]
         if self._bare:
@@ -89,7 +90,7 @@ class Splitter:
             keep = len(text) - start
         elif not last:
             parts = [self._overlap(style, text) for style in self._formats]
-            keep = max([*parts, *(_overlap(text, tag) for tag in self._around)], default=0)
+            keep = max([*parts, *(overlap(text, tag) for tag in self._around)], default=0)
         settled = text[: len(text) - keep]
         if self._formats and not (last and not found):
             settled = settled.rstrip()  # it may stand before a call
@@ -106,7 +107,7 @@ class Splitter:
         """How much of the end of `text` may be the start of an opening tag."""
         if style.untagged and (self._begun or not style.opening.startswith(text.lstrip())):
             return 0
-        return _overlap(text, style.opening)
+        return overlap(text, style.opening)
 
     def _read_call(self, reader: CallReader, *, last: bool) -> Iterator[Delta]:
         style = reader.style
@@ -132,8 +133,3 @@ class Splitter:
         if text:
             self._bare, self._begun = False, True
             yield Delta(text)
-
-
-def _overlap(text: str, tag: str) -> int:
-    """How long the longest end of `text` is that starts `tag`."""
-    return next((size for size in range(min(len(text), len(tag) - 1), 0, -1) if text.endswith(tag[:size])), 0)

@@ -112,8 +112,11 @@ def _missing(name: str) -> str:
     catalog = load_catalog()
     if name in catalog.models:
         return f"model {name!r} is not in the store; `dsedge pull {name}` gets it"
-    message = f"no model {name!r}; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}"
-    return _hint(message, name)
+    message = f"no model {name!r}"
+    hinted = _hint(message, name)
+    if hinted != message:
+        return hinted
+    return f"{message}; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}"
 
 
 def _hint(message: str, name: str) -> str:

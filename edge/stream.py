@@ -31,8 +31,6 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._spelled = dict(spelled or {})
-        # The proper prefixes: what the end of the text must not be, lest it be the start of a stop string.
-        self._prefixes = tuple({text[:size] for text in stop for size in range(1, len(text))})
         self._context: list[int] = []
         self._context_text = ""
         self._pending: list[int] = []  # tokens whose text may still change
@@ -98,8 +96,11 @@ class TextStream:
             _, start, self.stopped = min(found)
             self._held = ""
             return text[:start]
-        keep = len(text)
-        if text.endswith(self._prefixes):
-            keep -= max(len(prefix) for prefix in self._prefixes if text.endswith(prefix))
+        keep = len(text) - max(overlap(text, stop) for stop in self._stop)
         self._held = text[keep:]
         return text[:keep]
+
+
+def overlap(text: str, mark: str) -> int:
+    """How long the longest end of `text` is that starts `mark` and is not the whole of it."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)

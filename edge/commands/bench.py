@@ -16,7 +16,10 @@ from edge.kv import KvDtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Measure prefill, decode, loading and memory: medians as a table on stderr, then one JSON line on stdout."""
+    """Measure prefill, decode, loading and memory.
+
+    Medians go to stderr as a table, then to stdout as one line of JSON.
+    """
 
     model: BundleArgument
     runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"

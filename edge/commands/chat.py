@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edge.commands import answer, terminal
 from edge.errors import EdgeError, OptionError, StorageError
+from edge.files import write_whole
 from edge.options import GenerateOptions
 from edge.paths import data_folder
 
@@ -164,7 +164,7 @@ class Chat:
             "messages": self._messages,
         }
         try:
-            _write(path, json.dumps(saved, ensure_ascii=False, indent=2) + "\n")
+            write_whole(path, json.dumps(saved, ensure_ascii=False, indent=2) + "\n")
         except OSError as error:
             raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
         terminal.note(f"saved {len(self._messages)} messages to {path}")
@@ -202,15 +202,3 @@ def _history_file() -> Path:
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}; set DSEDGE_HOME to another folder") from error
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one step: the old one stays whole until the new one is."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".saving-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except OSError:
-        os.unlink(partial)
-        raise

@@ -18,7 +18,7 @@ from edge.errors import DeviceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doctor:
-    """Say which backends and devices work on this machine, and why the others do not."""
+    """Say which backends work here, and why others do not."""
 
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 

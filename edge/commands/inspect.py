@@ -23,7 +23,7 @@ from edge.pipeline import DEFAULT_CONTEXT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect:
-    """Show a bundle: sizes, bits a weight, spec, graphs, and the memory that it needs."""
+    """Show the sizes, spec, graphs and memory need of a bundle."""
 
     model: BundleArgument
     kv_dtype: KvDtypeOption = "auto"
@@ -45,7 +45,7 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
     weights = sum(row["bytes"] for row in tensors)
     parameters = sum(row["parameters"] for row in tensors)
     context = min(spec.context, DEFAULT_CONTEXT)
-    token, cache = _kv_bytes(bundle, context, kv_dtype)
+    dtype, token, cache = _kv_bytes(bundle, context, kv_dtype)
     return {
         "name": manifest.name,
         "path": str(bundle.path),
@@ -57,6 +57,7 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
         "spec": spec.to_json(),
         "graphs": {name: asdict(graph) for name, graph in manifest.graphs.items()},
         "context": spec.context,
+        "kv_dtype": dtype,
         "kv_bytes_per_token": token,
         "memory": {"context": context, "weights": weights, "kv": cache, "total": weights + cache},
         "quality": manifest.quality,
@@ -92,15 +93,16 @@ def _kind(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
-def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[int, int]:
-    """Bytes of keys and values for one token, and for all rings of a context."""
+def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[str, int, int]:
+    """How keys and values are kept ("auto": as the ONNX graphs do), and their bytes for a token and for a context."""
     spec = bundle.spec
     dtype = bundle.manifest.kv.get("dtype", "float32")
     if dtype not in ("float32", "float16"):
         raise BundleError(f"{bundle.path}: its KV is of the type {dtype!r}; known are float16, float32")
-    row = row_bytes(spec, dtype if kv_dtype == "auto" else kv_dtype)
+    dtype = dtype if kv_dtype == "auto" else kv_dtype
+    row = row_bytes(spec, dtype)
     rings = dict(zip(spec.windows, plan_layout(spec, context).rings, strict=True))
-    return row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
+    return dtype, row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
 
 
 def _precision(precision: Mapping[str, str]) -> str:
@@ -121,7 +123,8 @@ def _print(report: dict[str, Any]) -> None:
         "attention": f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads, "
         f"windows: {', '.join(windows)}",
         "vocabulary": f"{spec['vocab_size']}{', tied head' if spec['tied_head'] else ''}",
-        "context": f"{report['context']} tokens, {report['kv_bytes_per_token']} bytes of KV a token",
+        "context": f"{report['context']} tokens, "
+        f"{report['kv_bytes_per_token']} bytes of KV a token in {report['kv_dtype']}",
         "memory": f"{terminal.megabytes(memory['total'])} at {memory['context']} tokens "
         f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
     }

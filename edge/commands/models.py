@@ -123,9 +123,10 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Import:
-    """Take a bundle into the local store, or export a checkpoint into it.
+    """Take a bundle or a checkpoint into the local store.
 
-    A bundle is copied and every hash recomputed; a checkpoint is a model folder, a .safetensors or a .gguf file.
+    A bundle is copied and every hash recomputed. A checkpoint is exported: a model folder, a .safetensors or a .gguf
+    file.
     """
 
     path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle's folder, or a checkpoint.")]

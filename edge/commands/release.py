@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import edge
 from edge import store
 from edge.bundle import MANIFEST, Bundle, sha256
 from edge.errors import NotFoundError, OptionError, StorageError
+from edge.files import write_whole
 from edge.sources.web import Progress
 
 CATALOG = "catalog.toml"
@@ -67,7 +66,11 @@ def release(
         )
         bundles[model] = bundle
         entries.append(_entry(model, f"{name} ({recipe})", recipe, bundle, terms or UNKNOWN_LICENSE))
-    _write(folder / CATALOG, "\n".join(entries))
+    path = folder / CATALOG
+    try:
+        write_whole(path, "\n".join(entries), mode=0o644)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return bundles
 
 
@@ -91,19 +94,3 @@ def _entry(model: str, title: str, recipe: str, bundle: Bundle, terms: str) -> s
 def _text(value: str) -> str:
     """A basic string of TOML: its escapes are those of JSON, and DEL is one of them."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file in one step: the old one stays whole until the new one is."""
-    try:
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".catalog-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.chmod(partial, 0o644)  # mkstemp makes it private
-            os.replace(partial, path)
-        except OSError:
-            os.unlink(partial)
-            raise
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -19,6 +19,7 @@ from edge.commands import answer, terminal
 from edge.commands.complete import KvDtypeOption, all_names
 from edge.errors import NotFoundError, OptionError, StorageError
 from edge.kv import KvDtype, Policy
+from edge.messages import check_tools
 from edge.options import GenerateOptions, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -241,9 +242,8 @@ def _read_tools(path: Path) -> Tools:
         raise NotFoundError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path}: is not JSON: {error}") from error
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise OptionError(f'{path}: holds no list of objects {{"type": "function", "function": {{"name": ...}}}}')
-    return tools
+    check_tools(tools, str(path))
+    return cast("Tools", tools)
 
 
 def _bias(text: str) -> tuple[int, float]:

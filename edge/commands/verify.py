@@ -16,7 +16,10 @@ from edge.commands.quality import print_comparisons
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
-    """Recompute every hash of a bundle, and compare its logits with the reference on a short text."""
+    """Check a bundle's files and its logits.
+
+    Every hash is recomputed, and the logits are compared with the reference on a short text.
+    """
 
     model: BundleArgument
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False

@@ -26,8 +26,8 @@ from runtimes.scripted import SPECIAL, write_bundle
 from tests.edge.scripted import with_file, with_template
 
 THINK = Tags("<think>", "</think>", {})
-HERMES, PHI, GRANITE, MISTRAL, OLMO, PYTHON_TAG, BARE = ((style,) for style in FORMATS)
-LLAMA = PYTHON_TAG + BARE
+HERMES, PHI, GRANITE, MISTRAL, OLMO, PYTHON_TAG, BARE, BARE_TYPED = ((style,) for style in FORMATS)
+LLAMA = PYTHON_TAG + BARE + BARE_TYPED
 PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
 ROME = '{"name": "weather", "arguments": {"city": "Rome"}}'
 OPEN = [("weather", {"city": "Paris"})]
@@ -74,6 +74,8 @@ WELL: list[tuple[tuple[CallFormat, ...], str, str, Calls]] = [
     (LLAMA, '{"name": "weather", "parameters": {"city": "Paris"}}', "", OPEN),
     (LLAMA, ' \n{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "weather", "parameters": '
      '{"city": "Rome"}}', "", BOTH),
+    (LLAMA, '{"type": "function", "name": "weather", "parameters": {"city": "Paris"}}', "", OPEN),
+    (LLAMA, '{"type": "function", "function": {"name": "weather", "parameters": {"city": "Paris"}}}', "", OPEN),
     (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris"}}', "", OPEN),
     (LLAMA, '<|python_tag|>weather.call(city="Paris")', "", OPEN),
 ]  # fmt: skip
@@ -100,6 +102,7 @@ TEXT = [
     (OLMO, "<function_calls>weather(city=Paris)</function_calls>"),
     (OLMO, '<function_calls>weather(city="Paris"</function_calls>'),
     (LLAMA, '{"name": "Paris", "country": "France"}'),
+    (LLAMA, '{"type": "city", "name": "Paris"}'),
     (LLAMA, 'So: {"name": "weather", "parameters": {"city": "Paris"}}'),
     (LLAMA, "<|python_tag|>print(1 + 1)"),
 ]  # fmt: skip
@@ -187,8 +190,8 @@ def test_a_call_in_the_reasoning_is_a_thought() -> None:
     ("a <tool_call></tool_call> b", ["<tool_call>"]),
     ("respond with <|tool_call|> and a list", ["<|tool_call|>"]),
     ("{{ '[TOOL_CALLS]' }}", ["[TOOL_CALLS]"]),
-    ("Environment: ipython <|python_tag|>", ["<|python_tag|>", '{"name"']),
-    ("Environment: ipython", ['{"name"']),
+    ("Environment: ipython <|python_tag|>", ["<|python_tag|>", '{"name"', '{"type"']),
+    ("Environment: ipython", ['{"name"', '{"type"']),
     ("<|im_start|>", []),
 ])  # fmt: skip
 def test_a_template_says_which_formats_a_model_has(

@@ -70,6 +70,8 @@ def test_variables(source: str, thinking: bool | None, others: dict[str, Any], e
     ("{{ tools }}", None, {"tools": []}, OptionError, "'tools'"),
     ("{{ bos_token }}", None, {"bos_token": "x"}, OptionError, "'bos_token'"),
     ("{{ enable_thinking }}", True, {"enable_thinking": False}, OptionError, "leave one of them out"),
+    ("{{ enable_thinking }}", None, {"enable_thinking": "no"}, OptionError, "is 'no'; it must be true or false"),
+    ("{{ thinking }}", None, {"thinking": 1}, OptionError, "thinking is 1; it must be true or false"),
 ])  # fmt: skip
 def test_what_would_not_be_heeded_is_refused(
     source: str, thinking: bool | None, others: dict[str, Any], kind: type[EdgeError], message: str
@@ -99,6 +101,12 @@ def test_arguments_as_text_serve_templates_of_both_kinds(template: str, expected
     whole = "{% set a = messages[0].tool_calls[0].function.arguments %}" + template
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     assert ChatTemplate(whole, {}).render(messages) == expected
+
+
+def test_empty_arguments_are_an_empty_object() -> None:
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}]
+    source = "{% set a = messages[0].tool_calls[0].function.arguments %}{{ a is mapping }}{{ a | tojson }}"
+    assert ChatTemplate(source, {}).render(messages) == "True{}"
 
 
 @pytest.mark.parametrize("text", ["[1]", "{broken", "7", "[" * 20_000])
@@ -133,6 +141,13 @@ def test_options_reach_the_template(opened: Open) -> None:
     for options in (off, GenerateOptions(thinking=True)):
         with pytest.raises(OptionError, match="raw prompt"):
             pipeline.encode("hi", options, raw=True)
+
+
+@pytest.mark.parametrize("tools", ["ab", {"a": {}}, [{}, 1], [[]], 5, iter([{}])])
+def test_tools_that_are_no_list_of_objects(opened: Open, tools: Any) -> None:
+    pipeline = opened("yes")
+    with pytest.raises(OptionError, match=r"^tools: must be a list of objects"):
+        pipeline.encode("hi", tools=tools)
 
 
 def test_t2_a_variable_forges_no_control_token(opened: Open) -> None:
@@ -175,7 +190,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     (["--no-thinking"], "hi<think></think>"),
     (["--thinking"], "hi"),
     (["--template-var", "enable_thinking=false"], "hi<think></think>"),
-    (["--template-var", "enable_thinking=no"], "hi"),
     (["--template-var", "note=a=b"], "hia=b"),
     (["--template-var", "note=3", "--no-thinking"], "hi<think></think>3"),
     (["--tools", "tools.json"], "hi1 tools <tool_call></tool_call>"),
@@ -189,12 +203,14 @@ def test_the_command_line_reaches_the_template(run: Callable[..., Any], words: l
     (["--template-var", "colour=red"], "does not look at a variable 'colour'; it looks at enable_thinking, note"),
     (["--template-var", "colour"], "template variable 'colour' is not NAME=VALUE"),
     (["--template-var", "=x"], "is not NAME=VALUE"),
+    (["--template-var", "enable_thinking=False"], "enable_thinking is 'False'; it must be true or false"),
+    (["--template-var", f"note={'[' * 900}{']' * 900}"], "nested too deeply"),
     (["--thinking", "--template-var", "enable_thinking=false"], "leave one of them out"),
     (["--raw", "--no-thinking"], "--raw uses no chat template"),
     (["--raw", "--template-var", "note=x"], "--raw uses no chat template"),
     (["--raw", "--tools", "tools.json"], "--raw uses no chat template"),
     (["--tools", "absent.json"], "absent.json: cannot be read"),
-    (["--tools", "odd.json"], "odd.json: holds no list of objects"),
+    (["--tools", "odd.json"], "odd.json: must be a list of objects"),
     (["--tools", "bad.json"], "bad.json: is not JSON"),
 ])  # fmt: skip
 def test_mistakes_on_the_command_line(run: Callable[..., Any], words: list[str], message: str) -> None:

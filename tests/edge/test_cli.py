@@ -215,6 +215,7 @@ def test_help_and_version_are_exit_0(invoke: Invoke) -> None:
     assert helped.code == 0
     for name in ("run", "export", "inspect", "verify", "doctor", "bench", "list", "pull", "import", "rm", "completion"):
         assert f"  {name} " in helped.out
+    assert "..." not in helped.out.partition("Commands:")[2]  # nothing is cut off
     assert invoke("--version") == Outcome(0, f"dsedge {edge.__version__}\n", "")
     assert "--repetition-penalty" in invoke("run", "--help").out
 
@@ -295,7 +296,8 @@ def test_inspect_counts_what_the_spec_implies(invoke: Invoke, bundle: Path) -> N
     assert found["kv_bytes_per_token"] == 2 * 1 * 2 * 4
     assert found["memory"]["kv"] == 4096 * 16
     assert found["bytes"] == sum(path.stat().st_size for path in bundle.iterdir() if path.name != "manifest.json")
-    assert "4096 tokens, 16 bytes of KV a token" in invoke("inspect", bundle).out
+    assert "4096 tokens, 16 bytes of KV a token in float32\n" in invoke("inspect", bundle).out
+    assert "4096 tokens, 8 bytes of KV a token in float16\n" in invoke("inspect", bundle, "--kv-dtype", "float16").out
 
 
 def test_bench_ends_in_one_json_line(invoke: Invoke, bundle: Path) -> None:

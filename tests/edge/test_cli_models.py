@@ -195,7 +195,7 @@ def test_u7_a_catalogue_that_cannot_be_written_leaves_nothing(tmp_path: Path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(edge, "export", lambda source, out, **_: write_bundle(out, [ANSWER]), raising=False)
-    monkeypatch.setattr("edge.commands.release.os.chmod", full)
+    monkeypatch.setattr("edge.files.os.chmod", full)
     (tmp_path / "a").write_text("")
     assert main(["export", "--variants", "sub1b=a", "-o", "out"]) == 2
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["out-sub1b.dsedge"]

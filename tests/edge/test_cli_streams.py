@@ -130,6 +130,7 @@ def test_a_forgotten_model_is_said_before_a_prompt_is_missed(prompt: str, enviro
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
     assert prompt.encode() in done.stderr
     assert done.stderr.endswith(b"; MODEL comes before the prompt: dsedge run smollm2-135m-instruct PROMPT\n")
+    assert b"catalogue" not in done.stderr  # a list that no prompt is in would hide the hint
 
 
 @pytest.mark.parametrize("module", ["typer", "edge.cli", "edge.commands.run"])

@@ -30,6 +30,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number"),
+    ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
     ({"max_tokens": True}, "max_tokens is True; it must be a whole number"),
     ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
     ({"top_k": None}, "top_k is None; it must be a whole number"),

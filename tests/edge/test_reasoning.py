@@ -195,6 +195,7 @@ def test_tags_that_are_control_tokens(byte_level: tokenizers.Tokenizer) -> None:
     opening, closing = (source.token_to_id(tag) for tag in ("[THINK]", "[/THINK]"))
     assert is_opened([3, *tokenizer.encode("hi"), opening, *tokenizer.encode("\n")], tags, tokenizer)
     assert not is_opened([3, opening, closing], tags, tokenizer)
+    assert not is_opened([opening, 3], tags, tokenizer)  # another turn has begun since
     text = TextStream(tokenizer, ("stop",), spelled=tags.spelled)
     ids = [opening, *tokenizer.encode("a é"), closing, *tokenizer.encode("b")]
     assert "".join(map(text.push, ids)) + text.finish() == "[THINK]a é[/THINK]b"

@@ -52,13 +52,20 @@ def test_another_process_that_is_first_counts(monkeypatch: pytest.MonkeyPatch) -
         received.check("demo", {"x": "ours"})
 
 
+@pytest.mark.parametrize("later", [{"x": "1", "y": "2"}, {"y": "2"}, {}])
+def test_another_set_of_files_is_not_what_was_received(later: dict[str, str]) -> None:
+    received.check("demo", {"x": "1"})
+    with pytest.raises(UserError, match=r"demo: [xy] is not what was received first"):
+        received.check("demo", later)
+
+
 def test_u7_a_record_that_cannot_be_written_leaves_the_old_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     received.check("demo", {"x": "1"})
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edge.received.os.fsync", full)
+    monkeypatch.setattr("edge.files.os.fsync", full)
     with pytest.raises(StorageError, match=r"received\.json: cannot be written: No space left"):
         received.check("other", {"x": "2"})
     assert os.listdir(home) == ["received.json"]

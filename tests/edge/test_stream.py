@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -185,6 +186,18 @@ def test_s5_any_text_and_stop_strings_follow_the_rule(byte_level: tokenizers.Tok
             assert not held or any(text.startswith(held) for text in stop)
 
     check()
+
+
+def test_a_long_stop_string_takes_its_own_length_of_memory(byte_level: tokenizers.Tokenizer) -> None:
+    tokenizer = make(byte_level)
+    tracemalloc.start()
+    try:
+        stream = TextStream(tokenizer, ["ab" * 3_000])
+        assert stream.push(*tokenizer.encode("a")) == ""
+        assert stream.push(*tokenizer.encode("c")) == "ac"
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000  # every prefix of it would be 18 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_t6_end_tokens_are_not_shown(byte_level: tokenizers.Tokenizer) -> None:

@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("target", choices=[*NAMES, "all"])
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers; 0: another one each time")
     arguments = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         print(
@@ -36,14 +37,15 @@ def main() -> int:
         )
         return 2
     if arguments.target != "all":
-        fuzz(arguments.target, arguments.seconds)
+        fuzz(arguments.target, arguments.seconds, arguments.seed)
         return 0
     # libFuzzer ends its process, so each target has one of its own.
-    commands = [[sys.executable, "-m", "tests.fuzz", name, "--seconds", str(arguments.seconds)] for name in NAMES]
+    options = ["--seconds", str(arguments.seconds), "--seed", str(arguments.seed)]
+    commands = [[sys.executable, "-m", "tests.fuzz", name, *options] for name in NAMES]
     return max(subprocess.run(command, check=False).returncode != 0 for command in commands)
 
 
-def fuzz(name: str, seconds: int) -> None:
+def fuzz(name: str, seconds: int, seed: int) -> None:
     """Does not return: libFuzzer ends the process."""
     import atheris
 
@@ -58,8 +60,8 @@ def fuzz(name: str, seconds: int) -> None:
     seeds = target.seeds(work / "seeds")
     corpus = Path(".fuzz") / name
     corpus.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(seeds):
-        (corpus / f"seed-{number}").write_bytes(_BYTES + seed)
+    for number, start in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(_BYTES + start)
     (corpus / "choices").write_bytes(bytes(range(256)) * 4)
     chosen = variants(seeds, lambda data: attempt(target, data, work))
 
@@ -67,7 +69,7 @@ def fuzz(name: str, seconds: int) -> None:
         with bounded_memory(MEMORY):
             return attempt(target, data[1:], work) if data[:1] == _BYTES else chosen(data[1:])
 
-    options = [f"-max_total_time={seconds}", "-timeout=20", "-rss_limit_mb=4096", "-max_len=30000"]
+    options = [f"-max_total_time={seconds}", f"-seed={seed}", "-timeout=20", "-rss_limit_mb=4096", "-max_len=30000"]
     atheris.Setup([sys.argv[0], *options, str(corpus)], once)
     atheris.Fuzz()
 

@@ -8,9 +8,16 @@ struct Pair { // 32 rows
 
 template <int kBits> struct Bits {};
 
+constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
+inline void fetch_ahead(const uint8_t *group, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(group + kAhead + i);
+}
+
 // The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
 template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
-  for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes)
+  for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes) {
+    fetch_ahead(panel, m.group_bytes);
     for (int64_t run = 0; run < m.group / kBlock * 2; ++run, codes += 512) {
       const uint8_t *lines = panel + run * kBits * 64;
       for (int line = 0; line < 4 && kBits == 4; ++line) {
@@ -21,6 +28,7 @@ template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *pa
       if constexpr (kMatrixDots)
         native_tiles(Bits<kBits>{}, kBits == 4 ? codes : lines, codes);
     }
+  }
 }
 
 struct IntPair {
@@ -136,8 +144,6 @@ inline void add_tiles(Pair (&total)[2], const GroupData (&data)[2], const uint8_
     add_block<kKind>(total[t], to_floats(add(start<kBits, kKind>(x.block[at].eight_hi, data), high[t])), data, x, at);
 }
 
-constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
-
 // Rows of a panel for tokens first … first + kCount - 1. The lo parts have a sum of their own, added last: whether they
 // are summed up along with the hi parts, which reads a streamed panel once, or afterwards does not show in the result.
 // `bytes`: the panel's codes unpacked, where it is not used as it lies.
@@ -155,8 +161,7 @@ inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *b
   for (int64_t group = 0, block = 0; group < m.groups; ++group, at_group += m.group_bytes) {
     GroupData data[2] = {load_group<kKind>(m, at_group, 0), load_group<kKind>(m, at_group, 1)};
     if (kStream)
-      for (int64_t i = 0; i < m.group_bytes; i += 64)
-        __builtin_prefetch(at_group + kAhead + i);
+      fetch_ahead(at_group, m.group_bytes);
     const uint8_t *codes = kStream || (kBits == 8 && !kMatrixDots) ? at_group : bytes + group * each * 1024;
     for (int64_t end = block + each; block < end; ++block, codes += kStream ? kBits * 128 : 1024) {
       const int64_t at = first * x.blocks + block;

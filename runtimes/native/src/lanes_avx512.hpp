@@ -3,7 +3,7 @@
 
 constexpr int kNative = 64;
 constexpr int kTokens = 4; // tokens that share the codes of a panel in registers
-constexpr int kUnpackFrom = 9; // tokens: unpacking a panel's codes pays from there on
+constexpr int kUnpackFrom = 8; // tokens: unpacking a panel's codes pays from there on
 constexpr int kLinesAtOnce = 2; // lines of 16 keys that are scored together
 constexpr bool kMatrixDots = false;
 typedef float NativeFloat __attribute__((vector_size(64)));

@@ -63,6 +63,15 @@ def test_fp8_scales(make: Make, opened: Open, scales: tuple[int, ...], settings:
     check_ranges(opened(folder).tensors[f"{NAME}.weight"], expected, carried=None)
 
 
+def test_fp8_blocks_of_several_groups_are_not_guessed(make: Make, opened: Open) -> None:
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {**BLOCKS}}
+    settings["config_groups"]["group_1"] = {"weights": {"block_structure": [64, 64]}, "targets": ["q_proj"]}
+    weight = {f"{NAME}.weight": torch.zeros((64, 64), dtype=torch.float8_e4m3fn)}
+    folder = make({"quantization_config": settings}, {**weight, f"{NAME}.weight_scale": torch.ones(2, 2)})
+    with pytest.raises(CheckpointError, match="weight_block_size is None"):
+        opened(folder)
+
+
 def test_fp8_scales_that_do_not_fit(make: Make, opened: Open) -> None:
     weight = torch.zeros((64, 64), dtype=torch.float8_e4m3fn)
     for scales, block, message in (

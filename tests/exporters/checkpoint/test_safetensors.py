@@ -153,7 +153,8 @@ def test_single_file_takes_the_config_beside_it(llama_folder: Path, opened: Open
 def test_pickled_weights_are_refused_with_the_way_out(llama_folder: Path, tmp_path: Path, opened: Open) -> None:
     shutil.copy(llama_folder / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+    (tmp_path / "MODEL.PTH").write_bytes(b"\x80\x04")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin", tmp_path / "MODEL.PTH"):
         with pytest.raises(CheckpointError, match=r"pickled.*save_pretrained\(safe_serialization=True\)"):
             opened(path)
 
