@@ -202,7 +202,7 @@ class _Builder:
         add = users[0]
         other = add.inputs[0] if add.inputs[1] == op.output else add.inputs[1]
         index = self.order[add.output]
-        if other == op.output or index != self.order[op.output] + 1 or self.last[other] != index:
+        if other in (op.output, *op.inputs) or index != self.order[op.output] + 1 or self.last[other] != index:
             return None
         self.where[add.output] = self.where[other]
         return add

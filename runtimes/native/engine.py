@@ -41,7 +41,6 @@ class NativeRuntime:
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> None:
         self.spec = bundle.spec
         self.layout = layout
-        self.kernels = kernels
         self._lock = threading.RLock()
         self._process = os.getpid()
         weights = bundle.weights

@@ -29,16 +29,17 @@ Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
       pool_(threads, static_cast<int32_t>(program_.instructions.size()),
             [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {}
 
-// Fills matrices_ and weight_bytes_; the memory that the matrices lie in.
+// Fills matrices_; the memory that they lie in.
 Memory Engine::lay_out_weights() {
+  int64_t bytes = 0;
   for (const MatrixShape &shape : program_.matrices) {
     matrices_.push_back(lay_out(shape));
     const Matrix &m = matrices_.back();
     require(m.panels <= kMostUnits && m.panel_bytes < int64_t{1} << 40, "engine: a matrix larger than any memory");
-    weight_bytes_ += m.panels * m.panel_bytes;
-    require(weight_bytes_ < int64_t{1} << 46, "engine: weights larger than any memory");
+    bytes += m.panels * m.panel_bytes;
+    require(bytes < int64_t{1} << 46, "engine: weights larger than any memory");
   }
-  Memory weights(weight_bytes_, true);
+  Memory weights(bytes, true);
   uint8_t *at = weights.data();
   for (Matrix &m : matrices_) {
     m.data = at;
@@ -56,7 +57,7 @@ void Engine::pack(int32_t matrix, int32_t part, const SourceRows &rows) {
   row_bytes(matrix);
   const MatrixShape &shape = program_.matrices[static_cast<size_t>(matrix)];
   require(part >= 0 && static_cast<size_t>(part) < shape.parts.size(), "engine: no such part of a matrix");
-  require(rows.first >= 0 && rows.count >= 0 && rows.first + rows.count <= shape.parts[static_cast<size_t>(part)],
+  require(rows.first >= 0 && rows.count >= 0 && rows.first <= shape.parts[static_cast<size_t>(part)] - rows.count,
           "engine: rows that the matrix does not have");
   dsedge::pack(matrices_[static_cast<size_t>(matrix)], shape, part, rows);
 }

@@ -38,8 +38,6 @@ public:
 
   const Program &program() const { return program_; }
   KvPool &kv() { return kv_; }
-  int64_t weight_bytes() const { return weight_bytes_; }
-  const char *kernels() const { return kernels_.name; }
 
 private:
   struct Merges { // of the attention that is running: partial results, and how many parts of a tile are done
@@ -69,7 +67,6 @@ private:
   const Program program_;
   const Kernels &kernels_;
   std::vector<Matrix> matrices_;
-  int64_t weight_bytes_ = 0;
   Memory weights_;
   KvPool kv_;
   Activations activations_;

@@ -27,7 +27,6 @@ public:
   // Throws std::invalid_argument for sizes that are none, std::bad_alloc.
   KvPool(const KvShape &shape, const Kernels &kernels);
 
-  const KvShape &shape() const { return shape_; }
   int64_t bytes() const { return bytes_; }
   HeadStore head(int64_t sequence, int32_t layer, int32_t kv_head) const;
 

@@ -223,7 +223,5 @@ NB_MODULE(_native, m) {
             o.engine->kv().rotate_sinks(sequence, layer, cos, sin);
           },
           Released())
-      .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); })
-      .def_prop_ro("weight_bytes", [](Opened &o) { return o.engine->weight_bytes(); })
-      .def_prop_ro("kernels", [](Opened &o) { return o.engine->kernels(); });
+      .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); });
 }

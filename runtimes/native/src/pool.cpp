@@ -106,8 +106,9 @@ bool Pool::finish(Phase &phase, uint64_t epoch, int32_t index, int32_t thread) {
         std::this_thread::yield();
       continue;
     }
-    // Large bites first, small ones last: few claims, and threads that end together.
-    const uint64_t bite = std::max<uint64_t>(1, (units - next) / (2 * static_cast<uint64_t>(threads_)));
+    // A fair share of what is left: the first bites are as large as they can be, since a stream of weights that breaks
+    // off starts slowly again, and the last are small, so that threads end together.
+    const uint64_t bite = std::max<uint64_t>(1, (units - next) / static_cast<uint64_t>(threads_));
     if (!phase.claim.compare_exchange_weak(claim, claim + bite, std::memory_order_acq_rel))
       continue;
     work_(index, static_cast<int32_t>(next), static_cast<int32_t>(next + bite), thread);

@@ -8,7 +8,7 @@ import pytest
 
 from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import UnsupportedError
-from edge.graph import Graph, build
+from edge.graph import Graph, Op, Weight, build
 from edge.payload import parse_scheme
 from runtimes.native import builder
 from runtimes.native.builder import ALL, CREST
@@ -44,6 +44,19 @@ def test_residuals_are_added_in_place_and_gates_leave_codes() -> None:
     assert out.b == out.parts[0].buffer == program.instructions[0].out
     assert (gated.gated, gated.out, gated.quantized_out) == (1, NONE, down.quantized)
     assert down.b == program.instructions[0].out
+
+
+def test_a_residual_that_the_linear_reads_too_keeps_its_numbers() -> None:
+    """x + W·x: in place, some panels would be computed from what others have written."""
+    graph = build(SPEC)
+    *ops, norm, select, head = graph.ops
+    (x,) = norm.inputs
+    ops += [Op("linear", "/square", (x,), weight=Weight("square", (64, 64))), Op("add", "/sum", (x, "/square"))]
+    widths = graph.widths | {"/square": 64, "/sum": 64}
+    ops += [replace(norm, inputs=("/sum",)), select, head]
+    linear, add = program_of(replace(graph, ops=tuple(ops), widths=widths), exact=True).instructions[-4:-2]
+    assert (linear.kind, add.kind) == ("linear", "add")
+    assert linear.a not in [part.buffer for part in linear.parts]
 
 
 def test_blocks_with_outliers_are_precise_and_all_of_the_head() -> None:

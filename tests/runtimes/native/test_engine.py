@@ -22,9 +22,9 @@ from exporters.reference import Reference
 from runtimes import native
 from runtimes.native import engine as engines
 from tests.exporters.tiny import tiny_llama, tiny_mistral
+from tests.runtimes.native.kernel_sets import SETS
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
-SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon", "portable") if _native.find_kernels(name)]
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from edge.session import Session
 from runtimes import native
 from runtimes.native.program import KINDS, MATRIX_KINDS, NONE
 from tests.exporters.tiny import tiny_llama
+from tests.runtimes.native.kernel_sets import SETS
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
-SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon", "portable") if _native.find_kernels(name)]
 DIM, CHUNK = 16, 10_000
 FIELDS = ("a", "b", "c", "out", "quantized", "quantized_out", "matrix", "vector", "heads", "kv_heads", "dim",
           "rotary", "rope", "layer", "gated", "activation")  # fmt: skip
@@ -153,6 +153,14 @@ def test_reading_stops_at_the_rows_of_the_last_forward() -> None:
         assert out[-1, 0] == last * DIM
         with pytest.raises(ValueError, match="rows that the last forward had not"):
             engine.read(buffer, np.empty((count + 1, DIM), np.float32))
+
+
+@pytest.mark.parametrize("first", [-1, 4, 2**63 - 1])
+def test_rows_are_packed_where_the_matrix_has_them(first: int) -> None:
+    """The largest number and one more would be below every bound, once it has gone round."""
+    nothing = np.empty((1, 0), np.uint8)
+    with pytest.raises(ValueError, match="rows that the matrix does not have"):
+        picker().pack(0, 0, first, np.zeros((1, 4 * DIM), np.uint8), nothing, nothing)
 
 
 def test_wanted_rows_are_as_few_as_a_phase_can_hold() -> None:

@@ -23,9 +23,7 @@ from runtimes import native
 from runtimes.native.engine import NativeRuntime
 from runtimes.native.kv_dtypes import kv_dtypes
 from tests.exporters.tiny import tiny_gemma3, tiny_llama, tiny_qwen2
-
-_native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
-SETS = [name for name in ("avx512", "avxvnni", "avx2", "neon", "portable") if _native.find_kernels(name)]
+from tests.runtimes.native.kernel_sets import SETS
 
 
 def random_ids(count: int, seed: int = 0) -> list[int]:

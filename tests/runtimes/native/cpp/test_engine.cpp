@@ -157,16 +157,18 @@ void test_pool_bounds() {
 }
 
 void test_pool() {
-  std::vector<std::atomic<int32_t>> seen(5000);
-  std::vector<int32_t> units = {1, 7, 0, 100, 3, 2000};
+  const std::vector<int32_t> units = {1, 7, 0, 100, 3, 2000};
+  std::vector<std::atomic<int32_t>> seen(6 * 2000); // of each phase, of each unit
   Pool pool(4, 6, [&](int32_t phase, int32_t begin, int32_t end, int32_t) {
     for (int32_t unit = begin; unit < end; ++unit)
-      seen[static_cast<size_t>(phase * 8 + unit)].fetch_add(phase < 5 ? 1 : 0);
+      seen[static_cast<size_t>(phase * 2000 + unit)].fetch_add(1);
   });
   for (int run = 0; run < 300; ++run)
     pool.run(units);
-  for (size_t phase : {0u, 1u, 4u})
-    expect(seen[phase * 8].load() >= 300, "every unit runs once a run");
+  for (size_t phase = 0; phase < units.size(); ++phase)
+    for (size_t unit = 0; unit < 2000; ++unit)
+      expect(seen[phase * 2000 + unit].load() == (static_cast<int32_t>(unit) < units[phase] ? 300 : 0),
+             "every unit runs once a run");
 }
 
 } // namespace
