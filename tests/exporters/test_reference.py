@@ -94,7 +94,7 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], int]] = {
 }
 # Where float32 is not good to 1e-4, with logits that deviate by 2.6 to 5: there transformers in float32 differs from
 # itself in float64 by about as much (0.9 to 2.1e-4), or has its angles in float32 (llama3-rope, 200 tokens).
-NOISY = ("llama", "llama3-rope", "gemma", "gemma3", "gemma3-linear", "gemma3-vision")
+NOISY = ("llama3-rope", "gemma", "gemma3", "gemma3-linear", "gemma3-vision")
 
 
 def random_ids(count: int, seed: int = 0) -> list[int]:
@@ -111,7 +111,7 @@ def test_c6_logits_equal_transformers(case: str, tmp_path: Path, opened: Opener)
     make, config, count = CASES[case]
     folder = make(tmp_path / "model", **config)
     ids = random_ids(count)
-    model = load_reference(folder)
+    model = load_reference(folder).double()  # in float32 it rounds as much as we do, and not the same in every run
     with torch.no_grad():
         expected = model(torch.tensor([ids]), output_attentions=True)
     logits = expected.logits[0].numpy()
