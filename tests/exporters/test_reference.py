@@ -92,6 +92,8 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], int]] = {
     "olmo3-yarn": (tiny.tiny_olmo3, {"rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}}, 90),
     "granite": (tiny.tiny_granite, {}, 40),
 }
+
+
 def random_ids(count: int, seed: int = 0) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(3, 300, count)]
 
