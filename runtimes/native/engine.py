@@ -46,9 +46,10 @@ class NativeRuntime:
         weights = bundle.weights
         dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in weights.shapes}
         self._program = build(bundle.graph, weights.schemes, dtypes, exact=options.exact)
-        self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels)
+        threads = options.threads or physical_cores()
+        self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels, threads)
         self.kv_bytes = self._engine.kv_bytes
-        load(self._engine, self._program, weights, options.threads or physical_cores())
+        load(self._engine, self._program, weights, threads)
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
         check_want(want, ("last", "all", "hidden"), self.name)
@@ -142,7 +143,9 @@ def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int3
     return tokens.astype(np.int32, copy=False)
 
 
-def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> Engine:
+def _make_engine(
+    program: Program, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str, threads: int
+) -> Engine:
     """The C++ engine with its program and no weights yet. Raises BundleError for what it refuses."""
     from runtimes.native import _native
 
@@ -162,7 +165,7 @@ def _make_engine(program: Program, bundle: Bundle, layout: KvLayout, options: Ru
         kept = [KV_DTYPES.index(dtype) for dtype in kv_dtypes(bundle, wanted)]
         rings = [spec.windows.index(layer.window) for layer in spec.layers]
         native.set_kv(layout.sequences, layout.chunk, spec.kv_heads, spec.head_dim, rings, kept)
-        return _native.Engine(native, kernels, options.threads or physical_cores())
+        return _native.Engine(native, kernels, threads)
     except ValueError as error:
         raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error
     except MemoryError as error:
