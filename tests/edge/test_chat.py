@@ -54,9 +54,12 @@ def test_ids_equal_transformers(kind: str, prompt: bool, request: pytest.Fixture
 def test_ids_equal_transformers_for_any_text(byte_level: tokenizers.Tokenizer, metaspace: tokenizers.Tokenizer) -> None:
     cases = [(source, make(source), peer(source, CHATML)) for source in (byte_level, metaspace)]
     template = ChatTemplate(CHATML, SPECIAL)
+    control = {token.content for source, *_ in cases for token in source.get_added_tokens_decoder().values()}
+    # Of control tokens in a message transformers makes control tokens, which dsedge never does (T2).
+    plain = st.text(st.characters(codec="utf-8")).filter(lambda text: not any(token in text for token in control))
 
     @settings(max_examples=60, deadline=None)
-    @given(st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=3))
+    @given(st.lists(plain, min_size=1, max_size=3))
     def check(texts: list[str]) -> None:
         messages = [{"role": "user", "content": text} for text in texts]
         for _, tokenizer, other in cases:
