@@ -1,6 +1,7 @@
 """The native CPU engine: runs a Graph from the bundle's payload in C++ (see src/), keys and values kept in its ring.
 
-`DSEDGE_NATIVE_KERNELS` names the kernel set to use instead of the fastest: avx512, avxvnni, avx2, i8mm, neon, portable.
+`DSEDGE_NATIVE_KERNELS` names the kernel set to use instead of the fastest: avx512bf16, avx512, avxvnni, avx2,
+i8mm, neon, portable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How each layer keeps its keys and values: as asked for, but wider where one scale a row could not hold the keys."""
+"""How each layer keeps its keys and values: as asked for, but in float32 where its keys have channels too large."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from edge.bundle import Bundle
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
+# Products of bfloat16 pairs, which the engine uses for float16, round each number to 1/512 of itself: sums of such
+# constants would be off by as much as the rest of them adds up to.
 _MOST = 4.0
 
 
 def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
-    """The dtype of each layer: `wanted`, or float16 where that is int8 and the layer's keys have channels too large."""
-    layers = range(len(bundle.spec.layers))
-    if wanted != "int8":
-        return [wanted for _ in layers]
-    return ["float16" if _outlying(bundle, layer) > _MOST else "int8" for layer in layers]
+    """The dtype of each layer: `wanted`, or float32 where its keys have channels too large."""
+    return ["float32" if _outlying(bundle, layer) > _MOST else wanted for layer in range(len(bundle.spec.layers))]
 
 
 def _outlying(bundle: Bundle, layer: int) -> float:

@@ -1,6 +1,8 @@
 #include "activations.hpp"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 namespace dsedge {
@@ -60,6 +62,7 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
   for (size_t i = 0; i < views.floats.size(); ++i)
     if (static_cast<int32_t>(i) != kLogits)
       views.floats[i] = carver.take<float>((program_.buffers[i].selected ? wanted : rows) * program_.buffers[i].width);
+  int64_t blocks = 0, flags = 0; // of the largest
   for (size_t i = 0; i < views.quantized.size(); ++i) {
     QuantRows &q = views.quantized[i];
     q.blocks = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
@@ -68,6 +71,8 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     q.lo = carver.take<int8_t>(count * kBlock);
     q.block = carver.take<Block>(count);
     q.flag = carver.take<uint8_t>(count);
+    blocks = std::max(blocks, q.blocks);
+    flags = std::max(flags, count);
   }
   for (Scratch &s : views.scratch) {
     s.panel = carver.take<uint8_t>(panel_bytes_);
@@ -78,8 +83,30 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     s.local = carver.take<float>(2 * pairs_ * padded_);
     s.sums = carver.take<float>(4 * pairs_);
     s.positions = carver.take<int64_t>(pairs_);
+    s.flagged = {carver.take<int32_t>(blocks + 2), carver.take<int32_t>(flags)};
   }
   return views;
+}
+
+// Calls `work(row, block)` for each flagged block, row after row.
+template <typename Work> static void each_flagged(const QuantRows &x, int64_t rows, const Work &work) {
+  const uint8_t *flag = x.flag;
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t block = 0; block < x.blocks; block += 4, flag += 4) {
+      uint32_t four; // mostly none of four is flagged; there are a multiple of four
+      std::memcpy(&four, flag, 4);
+      for (int i = 0; four && i < 4; ++i)
+        if (flag[i])
+          work(static_cast<int32_t>(row), block + i);
+    }
+}
+
+void find_flagged(const QuantRows &x, int64_t rows, const Flagged &found) {
+  std::fill(found.starts, found.starts + x.blocks + 2, 0);
+  each_flagged(x, rows, [&](int32_t, int64_t block) { ++found.starts[block + 2]; });
+  std::partial_sum(found.starts, found.starts + x.blocks + 2, found.starts);
+  // starts[b + 1] is where block b begins, and moves on to where it ends.
+  each_flagged(x, rows, [&](int32_t row, int64_t block) { found.rows[found.starts[block + 1]++] = row; });
 }
 
 } // namespace dsedge

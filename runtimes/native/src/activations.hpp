@@ -12,7 +12,12 @@ struct Scratch {
   float *results, *others;                // [rows][32] of one panel; of its gate's partner
   float *queries, *scores, *local, *sums; // an attention tile: [pairs][padded], [pairs][kSpan], mix, [4][pairs]
   int64_t *positions;                     // [pairs]
+  Flagged flagged;                        // of what the linear `flagged_in` reads
+  int64_t flagged_in = -1;                // instruction of a run
 };
+
+// Finds the flagged blocks of the first `rows` rows.
+void find_flagged(const QuantRows &x, int64_t rows, const Flagged &found);
 
 class Activations {
 public:
@@ -26,7 +31,7 @@ public:
     return views_.floats[static_cast<size_t>(buffer)] + row * program_.buffers[static_cast<size_t>(buffer)].width;
   }
   const QuantRows &quantized(int32_t id) const { return views_.quantized[static_cast<size_t>(id)]; }
-  const Scratch &scratch(int32_t thread) const { return views_.scratch[static_cast<size_t>(thread)]; }
+  Scratch &scratch(int32_t thread) { return views_.scratch[static_cast<size_t>(thread)]; }
   // Most (query, head) pairs of an attention tile.
   int64_t pairs() const { return pairs_; }
 

@@ -10,42 +10,65 @@ template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
 };
 
-// Calls `work` for four rows at a time, and once for the one to three that are left.
-template <typename Work> inline void in_fours(int64_t rows, const Work &work) {
-  int64_t row = 0;
-  for (; row + 4 <= rows; row += 4)
-    work(Rows<4>{}, row);
-  if (rows - row == 3)
-    work(Rows<3>{}, row);
-  else if (rows - row == 2)
-    work(Rows<2>{}, row);
-  else if (rows - row == 1)
-    work(Rows<1>{}, row);
+constexpr int kMostRows = 5; // rows that are computed together; their sums with 64 numbers of values fill 20 registers
+
+template <int kRows, typename Work> inline void in_groups(int64_t count, int64_t row, int64_t end, const Work &work) {
+  if (count == kRows)
+    for (; row < end; row += kRows)
+      work(Rows<kRows>{}, row);
+  else if constexpr (kRows > 1)
+    in_groups<kRows - 1>(count, row, end, work);
 }
+
+// Calls `work` for up to kMostRows rows at a time, in groups as equal as possible.
+template <typename Work> inline void in_groups(int64_t rows, const Work &work) {
+  const int64_t groups = (rows + kMostRows - 1) / kMostRows, larger = rows % groups * (rows / groups + 1);
+  in_groups<kMostRows>(rows / groups + 1, 0, larger, work);
+  in_groups<kMostRows>(rows / groups, larger, rows, work);
+}
+
+// float16 numbers that are multiplied as pairs of bfloat16: see body_pairs.hpp.
+struct Pairs {
+  uint16_t half;
+};
+template <typename T> constexpr bool kIsPairs = false;
+template <> constexpr bool kIsPairs<Pairs> = true;
+
+#ifdef __AVX512BF16__
+#include "body_pairs.hpp"
+#endif
 
 inline Floats load_wide(const float *p) { return load(p); }
 inline Floats load_wide(const uint16_t *p) { return load_half(p); }
 inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
-inline void store_wide(float *p, float x) { *p = x; }
-// What float16 cannot hold becomes NaN: an infinity could turn into a weight of 0, or into the soft-cap, unnoticed.
-inline void store_wide(uint16_t *p, float x) {
+// Whether what was stored is a finite number. What is not becomes NaN: an infinity could turn into a weight of 0, or into
+// the soft-cap, unnoticed.
+inline bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+inline bool store_wide(float *p, float x) {
+  *p = x;
+  return x - x == 0;
+}
+inline bool store_wide(uint16_t *p, float x) {
   const uint16_t half = half_of(x);
-  *p = (half & 0x7fff) == 0x7c00 ? 0x7e00 : half;
+  *p = is_finite(half) ? half : 0x7e00;
+  return is_finite(half);
 }
 
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
-inline void score_lines(const T *keys, const float *queries, const HeadStore &s, Floats out[kLines][kRows]) {
-  for (int line = 0; line < kLines; ++line)
-    for (int r = 0; r < kRows; ++r)
-      out[line][r] = splat(0);
+inline void score_lines(const T *keys, const float *queries, const HeadStore &s, Floats (&out)[kLines * kRows]) {
+#pragma GCC unroll 16
+  for (int n = 0; n < kLines * kRows; ++n)
+    out[n] = splat(0);
   for (int32_t d = 0; d < s.dim; ++d) {
     __builtin_prefetch((const char *)(keys + d * kLines * 16) + kKvAhead);
-    for (int line = 0; line < kLines; ++line) {
-      const Floats key = load_wide(keys + (line * s.dim + d) * 16);
-      for (int r = 0; r < kRows; ++r)
-        out[line][r] = fma(splat(queries[r * s.padded + d]), key, out[line][r]);
-    }
+    Floats key[kLines];
+#pragma GCC unroll 4
+    for (int line = 0; line < kLines; ++line)
+      key[line] = load_wide(keys + (line * s.dim + d) * 16);
+#pragma GCC unroll 20
+    for (int n = 0; n < kLines * kRows; ++n)
+      out[n] = fma(splat(queries[n / kLines * s.padded + d]), key[n % kLines], out[n]);
   }
 }
 
@@ -62,36 +85,43 @@ inline void place(float *scores, int64_t at, Floats line, int64_t first, int64_t
       scores[at + i] = lanes[i];
 }
 
-// kLines: the lines from `line` on that are computed together, so that their sums do not wait for one another.
+// kLines: the lines from `line` on that are computed together, so that their sums do not wait for one another. Scores go
+// up to index `last` - 1 of the span.
 template <int kRows, int kLines, typename T>
-inline void score_some(const AttentionTile &a, const T *keys, Piece piece, int64_t line, int64_t row, float *scores) {
+inline void score_some(const AttentionTile &a, const T *keys, Piece piece, int64_t line, int64_t row, int64_t last,
+                       float *scores) {
   const int64_t begin = piece.position % kSpan;
-  Floats values[kLines][kRows];
-  score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, a.queries + row * a.store.padded, a.store, values);
-  for (int n = 0; n < kLines; ++n)
-    for (int r = 0; r < kRows; ++r) {
-      if constexpr (sizeof(T) == 1)
-        values[n][r] = mul(values[n][r], load_half(a.store.key_scales + (line + n) * 16));
-      place(scores + (row + r) * kSpan, begin + (line + n) * 16 - piece.slot, values[n][r], begin, begin + piece.count);
-    }
+  const float *queries = a.queries + row * a.store.padded;
+  Floats values[kLines * kRows];
+  if constexpr (kIsPairs<T>)
+    score_pairs<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
+  else
+    score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
+#pragma GCC unroll 16
+  for (int n = 0; n < kLines * kRows; ++n) {
+    const int64_t at = line + n % kLines;
+    if constexpr (sizeof(T) == 1)
+      values[n] = mul(values[n], load_half(a.store.key_scales + at * 16));
+    place(scores + (row + n / kLines) * kSpan, begin + at * 16 - piece.slot, values[n], begin, last);
+  }
 }
 
 template <int kRows, typename T>
-inline void score_piece(const AttentionTile &a, const T *keys, Piece piece, int64_t row, float *scores) {
+inline void score_piece(const AttentionTile &a, const T *keys, Piece piece, int64_t row, int64_t last, float *scores) {
   int64_t line = piece.slot / 16;
   const int64_t end = (piece.slot + piece.count + 15) / 16;
   for (; line + kLinesAtOnce <= end; line += kLinesAtOnce)
-    score_some<kRows, kLinesAtOnce>(a, keys, piece, line, row, scores);
+    score_some<kRows, kLinesAtOnce>(a, keys, piece, line, row, last, scores);
   for (; line < end; ++line)
-    score_some<kRows, 1>(a, keys, piece, line, row, scores);
+    score_some<kRows, 1>(a, keys, piece, line, row, last, scores);
 }
 
-// mix[kRows][kLanes * 16] += weights[kRows][piece] · values[piece][kLanes * 16]
+// mix[kRows][kLanes * 16] += weights[kRows][first … first + count - 1] · values[count][kLanes * 16]
 template <int kRows, int kLanes, typename T>
-inline void mix_piece(const T *values, int64_t stride, const float *weights, int64_t count, float *mix) {
+inline void mix_piece(const T *values, int64_t stride, const float *weights, int64_t first, int64_t count, float *mix) {
   constexpr int kSums = kRows * kLanes; // one loop, which compilers unroll: only then do the sums stay in registers
   Floats sums[kSums];
-#pragma GCC unroll 16
+#pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     sums[n] = load(mix + n / kLanes * stride + n % kLanes * 16);
   for (int64_t i = 0; i < count; ++i) {
@@ -102,25 +132,30 @@ inline void mix_piece(const T *values, int64_t stride, const float *weights, int
         __builtin_prefetch((const char *)(values + i * stride + l * 16) + kKvAhead);
       value[l] = load_wide(values + i * stride + l * 16);
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 20
     for (int n = 0; n < kSums; ++n)
-      sums[n] = fma(splat(weights[n / kLanes * kSpan + i]), value[n % kLanes], sums[n]);
+      sums[n] = fma(splat(weights[n / kLanes * kSpan + first + i]), value[n % kLanes], sums[n]);
   }
-#pragma GCC unroll 16
+#pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     store(mix + n / kLanes * stride + n % kLanes * 16, sums[n]);
 }
 
 template <int kRows, typename T>
-inline void mix_rows(const AttentionTile &a, const T *values, Piece piece, const float *scores, float *mix) {
-  const int64_t stride = a.store.padded;
+inline void mix_rows(const AttentionTile &a, const T *values, Piece piece, const float *weights, float *mix) {
+  const int64_t stride = a.store.padded, first = piece.position % kSpan;
   const T *rows = values + piece.slot * stride;
-  const float *weights = scores + piece.position % kSpan;
+  const auto some = [&](auto lanes, int64_t lane) {
+    if constexpr (kIsPairs<T>)
+      mix_pairs<kRows, lanes.kCount>(rows + lane, stride, weights, first, piece.count, mix + lane);
+    else
+      mix_piece<kRows, lanes.kCount>(rows + lane, stride, weights, first, piece.count, mix + lane);
+  };
   int64_t lane = 0;
   for (; lane + 64 <= stride; lane += 64)
-    mix_piece<kRows, 4>(rows + lane, stride, weights, piece.count, mix + lane);
+    some(Rows<4>{}, lane);
   for (; lane < stride; lane += 16)
-    mix_piece<kRows, 1>(rows + lane, stride, weights, piece.count, mix + lane);
+    some(Rows<1>{}, lane);
 }
 
 // Multiplies the weights of a piece by the scales of its values.
@@ -166,12 +201,12 @@ inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t lim
       largest = scores[i] != scores[i] ? scores[i] : largest;
   local.maximum[row] = largest;
   Floats total = splat(0);
-  if (largest != -__builtin_inff())
-    for (int64_t i = 0; i < limit; i += 16) {
-      const Floats weight = exp(fma(load(scores + i), splat(scale), splat(-largest)));
-      store(scores + i, weight);
-      total = add(total, weight);
-    }
+  const float shift = largest > -__builtin_inff() || largest != largest ? -largest : 0; // -∞ less itself would be NaN
+  for (int64_t i = 0; i < limit; i += 16) {
+    const Floats weight = exp(fma(load(scores + i), splat(scale), splat(shift)));
+    store(scores + i, weight);
+    total = add(total, weight);
+  }
   local.total[row] = sum(total);
 }
 
@@ -203,13 +238,18 @@ inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t cou
                         const Softmax &local) {
   const T *keys = (const T *)a.store.keys, *values = (const T *)a.store.values;
   const int64_t span = pieces[0].position / kSpan, padded = a.store.padded;
-  const int64_t limit = (pieces[count - 1].position % kSpan + pieces[count - 1].count + 15) / 16 * 16;
+  const Piece last = until(pieces[count - 1], a.position[a.rows - 1]); // what comes after it nobody sees
+  const int64_t limit = (last.position % kSpan + last.count + 15) / 16 * 16;
   for (int64_t row = 0; row < a.rows; ++row)
     for (int64_t i = 0; i < limit; i += 16)
       store(scores + row * kSpan + i, splat(-__builtin_inff()));
-  in_fours(a.rows, [&](auto rows, int64_t row) {
-    for (int64_t p = 0; p < count; ++p)
-      score_piece<decltype(rows)::kCount>(a, keys, until(pieces[p], a.position[row + rows.kCount - 1]), row, scores);
+  in_groups(a.rows, [&](auto rows, int64_t row) {
+    for (int64_t p = 0; p < count; ++p) {
+      const Piece piece = until(pieces[p], a.position[row + rows.kCount - 1]);
+      // What follows the last piece is hidden, so that scores may be written there.
+      const int64_t end = p + 1 < count ? piece.position % kSpan + piece.count : kSpan;
+      score_piece<decltype(rows)::kCount>(a, keys, piece, row, end, scores);
+    }
   });
   for (int64_t row = 0; row < a.rows; ++row) {
     weigh(a, span, row, limit, scores + row * kSpan, local);
@@ -219,39 +259,55 @@ inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t cou
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
       scale_weights(a, pieces[p], scores);
-  in_fours(a.rows, [&](auto rows, int64_t row) {
+  if constexpr (kIsPairs<T>)
+    pack_weights(values, a.rows, limit, scores);
+  in_groups(a.rows, [&](auto rows, int64_t row) {
     for (int64_t p = 0; p < count; ++p)
       mix_rows<decltype(rows)::kCount>(a, values, until(pieces[p], a.position[row + rows.kCount - 1]),
                                        scores + row * kSpan, local.mix + row * padded);
   });
 }
 
-void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride, const Softmax &state) {
+template <typename T>
+inline void attend_spans(AttentionTile a, float *scores, Softmax part, int64_t stride, const Softmax &state) {
+  if constexpr (kIsPairs<T>)
+    pack_queries((const T *)a.store.keys, a);
+  bool first = true; // merged with nothing it stays what it is
   for (int64_t p = 0; p < a.piece_count;) {
     const int64_t span = a.pieces[p].position / kSpan;
     int64_t end = p;
     while (end < a.piece_count && a.pieces[end].position / kSpan == span)
       ++end;
     if (span >= a.first_span && span <= a.last_span) {
-      if (a.store.format == KvFormat::kFloat32)
-        attend_span<float>(a, a.pieces + p, end - p, scores, part);
-      else if (a.store.format == KvFormat::kFloat16)
-        attend_span<uint16_t>(a, a.pieces + p, end - p, scores, part);
-      else
-        attend_span<uint8_t>(a, a.pieces + p, end - p, scores, part);
+      const bool direct = first && !stride;
+      attend_span<T>(a, a.pieces + p, end - p, scores, direct ? state : part);
       if (stride)
         part = {part.maximum + stride, part.total + stride, part.mix + stride};
-      else
+      else if (!direct)
         merge(part, state, a.rows, a.store.padded);
+      first = false;
     }
     p = end;
   }
 }
 
-// Puts numbers into the slot at `out`, one every `stride`.
-template <typename T> inline void write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
+void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride, const Softmax &state) {
+  if (a.store.format == KvFormat::kFloat32)
+    return attend_spans<float>(a, scores, part, stride, state);
+  if (a.store.format == KvFormat::kInt8)
+    return attend_spans<uint8_t>(a, scores, part, stride, state);
+  if constexpr (kPairDots)
+    if (a.store.dim % 2 == 0)
+      return attend_spans<Pairs>(a, scores, part, stride, state);
+  attend_spans<uint16_t>(a, scores, part, stride, state);
+}
+
+// Puts numbers into the slot at `out`, one every `stride`. False: not all of them are finite there.
+template <typename T> inline bool write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
+  bool finite = true;
   for (int64_t d = 0; d < count; ++d)
-    store_wide(out + d * stride, x[d]);
+    finite &= store_wide(out + d * stride, x[d]);
+  return finite;
 }
 
 // The same as codes; returns their scale. What no scale can hold makes it NaN.
@@ -278,24 +334,22 @@ inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t
   return half;
 }
 
-template <typename T> inline void write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
+template <typename T> inline bool write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
   T *keys = (T *)s.keys + slot / 16 * 16 * s.dim + slot % 16, *values = (T *)s.values + slot * s.padded;
   if constexpr (sizeof(T) == 1) {
     s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
     if (value)
       s.value_scales[slot] = write_codes(value, s.dim, values, 1);
+    return is_finite(s.key_scales[slot]) && is_finite(s.value_scales[slot]);
   } else {
-    write_numbers(key, s.dim, keys, 16);
-    if (value)
-      write_numbers(value, s.dim, values, 1);
+    return write_numbers(key, s.dim, keys, 16) & (!value || write_numbers(value, s.dim, values, 1));
   }
 }
 
-void write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
+bool write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
   if (s.format == KvFormat::kFloat32)
-    write_head<float>(s, slot, key, value);
-  else if (s.format == KvFormat::kFloat16)
-    write_head<uint16_t>(s, slot, key, value);
-  else
-    write_head<uint8_t>(s, slot, key, value);
+    return write_head<float>(s, slot, key, value);
+  if (s.format == KvFormat::kFloat16)
+    return write_head<uint16_t>(s, slot, key, value);
+  return write_head<uint8_t>(s, slot, key, value);
 }

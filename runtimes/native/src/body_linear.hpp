@@ -27,6 +27,8 @@ template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *pa
       }
       if constexpr (kMatrixDots)
         native_tiles(Bits<kBits>{}, kBits == 4 ? codes : lines, codes);
+      else if constexpr (kBits == 8)
+        __builtin_memcpy(codes, lines, 512);
     }
   }
 }
@@ -35,11 +37,11 @@ struct IntPair {
   Ints v[2];
 };
 
-// Adds the products of a block's codes with 32 activations of each of kCount tokens, which lie `stride` bytes apart.
+// Adds the products of a block's codes with the 32 activations of each of kCount tokens.
 // kPacked: of codes as they lie in the panel. A line is read once for all tokens, and activations are spread over lanes
 // once for both halves; each of kChains sums of a token waits for as few others as possible.
 template <int kBits, bool kPacked, int kCount, int kChains>
-inline void dot_block(const uint8_t *codes, const int8_t *x, int64_t stride, IntPair (&sums)[kCount * kChains]) {
+inline void dot_block(const uint8_t *codes, const int8_t *const (&x)[kCount], IntPair (&sums)[kCount * kChains]) {
   constexpr int kHalf = kPacked ? kBits * 64 : 512;
   const auto line = [&](int half, int n) {
     const Bytes bytes = load_bytes(codes + half * kHalf + (kPacked && kBits == 4 ? n % 4 : n) * 64);
@@ -52,7 +54,7 @@ inline void dot_block(const uint8_t *codes, const int8_t *x, int64_t stride, Int
 #pragma GCC unroll 8
     for (int t = 0; t < kCount; ++t) {
       int32_t quad;
-      __builtin_memcpy(&quad, x + t * stride + n * 4, 4);
+      __builtin_memcpy(&quad, x[t] + n * 4, 4);
       IntPair &sum = sums[t * kChains + i % kChains];
       sum.v[0] = dot<kBits>(sum.v[0], first, quad);
       sum.v[1] = dot<kBits>(sum.v[1], second, quad);
@@ -86,50 +88,19 @@ template <Kind kKind> inline GroupData load_group(const Matrix &m, const uint8_t
   return d;
 }
 
-// Adds a block's products, which stand for `value`, to the sums of the token whose scale is at `at`.
-template <Kind kKind>
-inline void add_block(Pair &total, const Pair &value, const GroupData (&data)[2], const QuantRows &x, int64_t at) {
-  for (int half = 0; half < 2; ++half) {
-    Floats &sum = total.v[half];
-    sum = fma(value.v[half], mul(data[half].scales, splat(x.block[at].scale)), sum);
-    if constexpr (kKind == Kind::kAffine)
-      sum = fma(data[half].offsets, splat(x.block[at].sum), sum);
-  }
-}
-
 inline Pair to_floats(const IntPair &a) { return {{to_float(a.v[0]), to_float(a.v[1])}}; }
 
-// Adds the lo part of a block to the sums of a token, from codes as they lie in the panel.
-template <int kBits, Kind kKind>
-inline void add_low(Pair &total, const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x, int64_t at) {
-  IntPair low[2] = {start<kBits, kKind>(x.block[at].eight_lo, data), nothing()};
-  dot_block<kBits, true, 1, 2>(codes, x.lo + at * kBlock, 0, low);
-  const Pair value = to_floats(add(low[0], low[1]));
+// Adds a block's products, which stand for `value`, to the sums of a token; `scale` is that of its activations.
+inline void add_scaled(Pair &total, const Pair &value, const GroupData (&data)[2], float scale) {
   for (int half = 0; half < 2; ++half)
-    total.v[half] = fma(value.v[half], mul(data[half].scales, splat(x.block[at].scale * (1.0f / 128))), total.v[half]);
+    total.v[half] = fma(value.v[half], mul(data[half].scales, splat(scale)), total.v[half]);
 }
 
-// The lo parts of all blocks of a token.
-template <int kBits, Kind kKind>
-inline Pair low_sums(const Matrix &m, const uint8_t *panel, const QuantRows &x, int64_t token) {
-  Pair total = {{splat(0), splat(0)}};
-  const int64_t each = m.group / kBlock;
-  for (int64_t block = 0; block < m.groups * each; ++block) {
-    if (block % 4 == 0) { // mostly none of four: there are a multiple of four
-      uint32_t four;
-      __builtin_memcpy(&four, x.flag + token * x.blocks + block, 4);
-      if (!four) {
-        block += 3;
-        continue;
-      }
-    }
-    if (!x.flag[token * x.blocks + block])
-      continue;
-    const uint8_t *group = panel + block / each * m.group_bytes;
-    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
-    add_low<kBits, kKind>(total, data, group + block % each * kBits * 128, x, token * x.blocks + block);
-  }
-  return total;
+template <Kind kKind>
+inline void add_block(Pair &total, const Pair &value, const GroupData (&data)[2], const Block &x) {
+  add_scaled(total, value, data, x.scale);
+  for (int half = 0; half < 2 && kKind == Kind::kAffine; ++half)
+    total.v[half] = fma(data[half].offsets, splat(x.sum), total.v[half]);
 }
 
 // A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order.
@@ -141,84 +112,164 @@ inline void add_tiles(Pair (&total)[2], const GroupData (&data)[2], const uint8_
     native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.hi + at * kBlock, x.blocks * kBlock, high[0].v[half].v,
                      high[1].v[half].v);
   for (int t = 0; t < 2; ++t, at += x.blocks)
-    add_block<kKind>(total[t], to_floats(add(start<kBits, kKind>(x.block[at].eight_hi, data), high[t])), data, x, at);
+    add_block<kKind>(total[t], to_floats(add(start<kBits, kKind>(x.block[at].eight_hi, data), high[t])), data,
+                     x.block[at]);
 }
 
-// Rows of a panel for tokens first … first + kCount - 1. The lo parts have a sum of their own, added last: whether they
-// are summed up along with the hi parts, which reads a streamed panel once, or afterwards does not show in the result.
-// `bytes`: the panel's codes unpacked, where it is not used as it lies.
-template <int kBits, Kind kKind, bool kStream, int kCount>
-inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *bytes, const QuantRows &x,
-                         int64_t first, float *out) {
-  Pair total[kCount], low = {{splat(0), splat(0)}};
-#pragma GCC unroll 8
-  for (int t = 0; t < kCount; ++t)
-    total[t] = low;
-  constexpr bool kPacked = kStream && kBits == 4;
+// Adds the lo parts of a block to the sums of kCount tokens.
+template <int kBits, Kind kKind, bool kPacked, int kCount>
+inline void add_low(Pair (&total)[kCount], const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x,
+                    const int64_t (&at)[kCount]) {
   constexpr int kChains = kCount == 1 ? 2 : 1;
-  const int64_t each = m.group / kBlock;
-  const uint8_t *at_group = panel;
-  for (int64_t group = 0, block = 0; group < m.groups; ++group, at_group += m.group_bytes) {
-    GroupData data[2] = {load_group<kKind>(m, at_group, 0), load_group<kKind>(m, at_group, 1)};
-    if (kStream)
-      fetch_ahead(at_group, m.group_bytes);
-    const uint8_t *codes = kStream || (kBits == 8 && !kMatrixDots) ? at_group : bytes + group * each * 1024;
-    for (int64_t end = block + each; block < end; ++block, codes += kStream ? kBits * 128 : 1024) {
-      const int64_t at = first * x.blocks + block;
-      if constexpr (kMatrixDots && !kStream && kCount == 2) {
-        add_tiles<kBits, kKind>(total, data, codes, x, at);
+  IntPair low[kCount * kChains];
+  const int8_t *lo[kCount];
+#pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t) {
+    lo[t] = x.lo + at[t] * kBlock;
+    low[t * kChains] = start<kBits, kKind>(x.block[at[t]].eight_lo, data);
+    if (kChains == 2)
+      low[t * kChains + 1] = nothing();
+  }
+  dot_block<kBits, kPacked, kCount, kChains>(codes, lo, low);
+#pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t) {
+    const IntPair sum = kChains == 1 ? low[t] : add(low[t * kChains], low[t * kChains + kChains - 1]);
+    add_scaled(total[t], to_floats(sum), data, x.block[at[t]].scale * (1.0f / 128));
+  }
+}
+
+// A panel's rows for one token, from its codes as they lie in it. The lo parts have a sum of their own, added last: a
+// panel that is read only once sums them up along with the hi parts.
+template <int kBits, Kind kKind>
+inline void stream_token(const Matrix &m, const uint8_t *panel, const QuantRows &x, int64_t token, float *out) {
+  Pair total = {{splat(0), splat(0)}}, low[1] = {total};
+  const int8_t *hi[1] = {x.hi + token * x.blocks * kBlock};
+  int64_t at[1] = {token * x.blocks};
+  for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
+    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    fetch_ahead(group, m.group_bytes);
+    const uint8_t *codes = group;
+    for (int32_t column = 0; column < m.group; column += kBlock, codes += kBits * 128, hi[0] += kBlock, ++at[0]) {
+      IntPair high[2] = {start<kBits, kKind>(x.block[at[0]].eight_hi, data), nothing()};
+      dot_block<kBits, kBits == 4, 1, 2>(codes, hi, high);
+      add_block<kKind>(total, to_floats(add(high[0], high[1])), data, x.block[at[0]]);
+      if (x.flag[at[0]]) [[unlikely]]
+        add_low<kBits, kKind, kBits == 4>(low, data, codes, x, at);
+    }
+  }
+  for (int half = 0; half < 2; ++half)
+    store(out + token * kPanel + half * 16, add(total.v[half], low[0].v[half]));
+}
+
+// Adds a panel's rows for tokens first … first + kCount - 1, from its codes unpacked, to the sums of their lo parts.
+template <int kBits, Kind kKind, int kCount>
+inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *codes, const QuantRows &x, int64_t first,
+                         float *out) {
+  Pair total[kCount];
+  const int8_t *hi[kCount];
+  const Block *block[kCount];
+#pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t) {
+    total[t] = {{splat(0), splat(0)}};
+    hi[t] = x.hi + (first + t) * x.blocks * kBlock;
+    block[t] = x.block + (first + t) * x.blocks;
+  }
+  for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
+    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    for (int32_t column = 0; column < m.group; column += kBlock, codes += 1024) {
+      if constexpr (kMatrixDots && kCount == 2) {
+        add_tiles<kBits, kKind>(total, data, codes, x, block[0] - x.block);
       } else {
-        IntPair high[kCount * kChains];
+        IntPair high[kCount];
 #pragma GCC unroll 8
-        for (int n = 0; n < kCount * kChains; ++n)
-          high[n] = n % kChains ? nothing() : start<kBits, kKind>(x.block[at + n / kChains * x.blocks].eight_hi, data);
-        dot_block<kBits, kPacked, kCount, kChains>(codes, x.hi + at * kBlock, x.blocks * kBlock, high);
+        for (int t = 0; t < kCount; ++t)
+          high[t] = start<kBits, kKind>(block[t]->eight_hi, data);
+        dot_block<kBits, false, kCount, 1>(codes, hi, high);
 #pragma GCC unroll 8
-        for (int t = 0; t < kCount; ++t) {
-          const IntPair sum = kChains == 1 ? high[t] : add(high[t * kChains], high[t * kChains + kChains - 1]);
-          add_block<kKind>(total[t], to_floats(sum), data, x, at + t * x.blocks);
-        }
+        for (int t = 0; t < kCount; ++t)
+          add_block<kKind>(total[t], to_floats(high[t]), data, *block[t]);
       }
-      if (kStream && x.flag[at]) [[unlikely]]
-        add_low<kBits, kKind>(low, data, codes, x, at);
+#pragma GCC unroll 8
+      for (int t = 0; t < kCount; ++t) {
+        hi[t] += kBlock;
+        ++block[t];
+      }
     }
   }
 #pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t)
+    for (int half = 0; half < 2; ++half) {
+      float *sums = out + (first + t) * kPanel + half * 16;
+      store(sums, add(total[t].v[half], load(sums)));
+    }
+}
+
+// The sums of the lo parts of kCount tokens, of a block that is flagged in them.
+template <int kBits, Kind kKind, bool kPacked, int kCount>
+inline void sum_low(const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x, int64_t block,
+                    const int32_t *tokens, float *out) {
+  Pair total[kCount];
+  int64_t at[kCount];
+#pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t) {
-    if (!kStream)
-      low = low_sums<kBits, kKind>(m, panel, x, first + t);
+    const float *sums = out + int64_t{tokens[t]} * kPanel;
+    total[t] = {{load(sums), load(sums + 16)}};
+    at[t] = tokens[t] * x.blocks + block;
+  }
+  add_low<kBits, kKind, kPacked>(total, data, codes, x, at);
+#pragma GCC unroll 8
+  for (int t = 0; t < kCount; ++t)
     for (int half = 0; half < 2; ++half)
-      store(out + (first + t) * kPanel + half * 16, add(total[t].v[half], low.v[half]));
+      store(out + int64_t{tokens[t]} * kPanel + half * 16, total[t].v[half]);
+}
+
+// The sums of all lo parts of a panel, block after block.
+template <int kBits, Kind kKind>
+inline void sum_lows(const Matrix &m, const uint8_t *panel, const uint8_t *unpacked, const QuantRows &x,
+                     const Flagged &flagged, float *out) {
+  const int64_t each = m.group / kBlock;
+  for (int64_t block = 0; block < m.groups * each; ++block) {
+    const int32_t *token = flagged.rows + flagged.starts[block], *end = flagged.rows + flagged.starts[block + 1];
+    if (token == end)
+      continue;
+    const uint8_t *group = panel + block / each * m.group_bytes;
+    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    // Of tiles there is no use for tokens that are not neighbours.
+    constexpr bool kPacked = kMatrixDots && kBits == 4;
+    const uint8_t *codes = kMatrixDots ? group + block % each * kBits * 128 : unpacked + block * 1024;
+    for (; token + kTokens <= end; token += kTokens)
+      sum_low<kBits, kKind, kPacked, kTokens>(data, codes, x, block, token, out);
+    for (; token < end; ++token)
+      sum_low<kBits, kKind, kPacked, 1>(data, codes, x, block, token, out);
   }
 }
 
 template <int kBits, Kind kKind>
-inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, int64_t tokens, uint8_t *scratch,
-                       float *out) {
+inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
+                       uint8_t *scratch, float *out) {
   const uint8_t *panel = m.data + index * m.panel_bytes;
-  if (tokens < (kBits == 4 ? kUnpackFrom : kTokens)) {
-    for (int64_t t = 0; t < tokens; ++t)
-      panel_tokens<kBits, kKind, true, 1>(m, panel, scratch, x, t, out);
-    return;
-  }
-  if (kBits == 4 || kMatrixDots)
-    unpack_codes<kBits>(m, panel, scratch);
   int64_t t = 0;
-  for (; t + kTokens <= tokens; t += kTokens)
-    panel_tokens<kBits, kKind, false, kTokens>(m, panel, scratch, x, t, out);
-  for (; t < tokens; ++t) // one token alone has no use for tiles
-    panel_tokens<kBits, kKind, kMatrixDots, 1>(m, panel, scratch, x, t, out);
+  if (tokens >= (kBits == 4 ? kUnpackFrom : kTokens)) {
+    unpack_codes<kBits>(m, panel, scratch);
+    __builtin_memset(out, 0, (size_t)tokens * kPanel * 4);
+    sum_lows<kBits, kKind>(m, panel, scratch, x, flagged, out);
+    for (; t + kTokens <= tokens; t += kTokens)
+      panel_tokens<kBits, kKind, kTokens>(m, panel, scratch, x, t, out);
+  }
+  for (; t < tokens; ++t)
+    stream_token<kBits, kKind>(m, panel, x, t, out);
 }
 
-void panel(const Matrix &m, int64_t index, const QuantRows &x, int64_t tokens, uint8_t *scratch, float *out) {
+void panel(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
+           uint8_t *scratch, float *out) {
   if (m.bits == 8)
-    panel_kind<8, Kind::kSym>(m, index, x, tokens, scratch, out);
+    panel_kind<8, Kind::kSym>(m, index, x, flagged, tokens, scratch, out);
   else if (m.kind == Kind::kSym)
-    panel_kind<4, Kind::kSym>(m, index, x, tokens, scratch, out);
+    panel_kind<4, Kind::kSym>(m, index, x, flagged, tokens, scratch, out);
   else if (m.kind == Kind::kZp)
-    panel_kind<4, Kind::kZp>(m, index, x, tokens, scratch, out);
+    panel_kind<4, Kind::kZp>(m, index, x, flagged, tokens, scratch, out);
   else
-    panel_kind<4, Kind::kAffine>(m, index, x, tokens, scratch, out);
+    panel_kind<4, Kind::kAffine>(m, index, x, flagged, tokens, scratch, out);
 }
 
 // The weights of a panel as floats, [columns][32].

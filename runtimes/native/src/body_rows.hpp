@@ -1,46 +1,74 @@
 // Operations on one row of activations.
 #pragma once
 
-// Writes the codes of up to 32 numbers. A NaN or infinity makes the block's scale NaN, and so reaches the logits.
-void quantize_block(const float *x, int64_t count, float crest, const QuantRows &q, int64_t row, int64_t block) {
-  Floats a = load_some(x, count), b = load_some(x + (count > 16 ? 16 : 0), count > 16 ? count - 16 : 0);
-  const float largest = maximum(max(abs(a), abs(b)));
-  const float squares = sum(fma(a, a, mul(b, b)));
-  const int64_t at = row * q.blocks + block;
-  const bool finite = squares < __builtin_inff();
-  if (!finite) // their codes would be no numbers: the scale says it
-    a = b = splat(0);
-  const bool precise = largest * largest * kBlock > crest * crest * squares;
-  const float top = precise ? 127.0f * 128 : 127.0f;
-  const float inverse = largest > 1e-30f ? top / largest : 0.0f;
-  int32_t codes[kBlock];
-  const Ints first = round(mul(a, splat(inverse))), second = round(mul(b, splat(inverse)));
-  __builtin_memcpy(codes, &first, 64);
-  __builtin_memcpy(codes + 16, &second, 64);
-  int32_t sum_hi = 0, sum_lo = 0;
-  int8_t *hi = q.hi + at * kBlock, *lo = q.lo + at * kBlock;
-  if (precise) [[unlikely]]
-    for (int i = 0; i < kBlock; ++i) {
-      const int32_t upper = (codes[i] + 64) >> 7, lower = codes[i] - (upper << 7);
-      lo[i] = (int8_t)lower;
-      sum_lo += lower;
-      codes[i] = upper;
-    }
-  for (int i = 0; i < kBlock; ++i) {
-    hi[i] = (int8_t)codes[i];
-    sum_hi += codes[i];
+// The codes of up to 16 blocks of 32 numbers, the first from `x` on and each of the others `stride` numbers further, into
+// the blocks of `q` from `at` on, `step` apart. A block does not depend on those that it is quantized with. A NaN or an
+// infinity makes its block's scale NaN, and so reaches the logits.
+inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float crest, const QuantRows &q, int64_t at,
+                            int64_t step) {
+  Floats tops[16], squared[16];
+  for (int64_t k = 0; k < 16; ++k) {
+    const float *block = x + (k < count ? k : 0) * stride;
+    const Floats a = load(block), b = load(block + 16);
+    tops[k] = max(abs(a), abs(b));
+    squared[k] = fma(a, a, mul(b, b));
   }
-  const float scale = finite ? largest / 127.0f : __builtin_nanf("");
-  q.block[at] = {scale, scale * ((float)sum_hi + (float)sum_lo / 128), -8 * sum_hi, -8 * sum_lo};
-  q.flag[at] = precise;
+  const Floats top = across(tops, Larger{}), squares = across(squared, Sum{});
+  const Floats peak = mul(mul(top, top), splat(kBlock)), limit = mul(splat(crest * crest), squares);
+  const Floats most = where_larger(peak, limit, splat(127.0f * 128), splat(127));
+  float scale[16], inverse[16], precise[16], finite[16], sums[16], lows[16] = {};
+  store(scale, where_larger(splat(__builtin_inff()), squares, div(top, splat(127)), splat(__builtin_nanf(""))));
+  store(inverse, where_larger(top, splat(1e-30f), div(most, top), splat(0)));
+  store(precise, where_larger(peak, limit, splat(1), splat(0)));
+  store(finite, where_larger(splat(__builtin_inff()), squares, splat(1), splat(0)));
+  for (int64_t k = 0; k < count; ++k) {
+    Floats a = load(x + k * stride), b = load(x + k * stride + 16);
+    if (finite[k] == 0) [[unlikely]] // their codes would be no numbers: the scale says it
+      a = b = splat(0);
+    Ints first = round(mul(a, splat(inverse[k]))), second = round(mul(b, splat(inverse[k])));
+    const int64_t to = at + k * step;
+    q.flag[to] = precise[k] != 0;
+    if (precise[k] != 0) {
+      const Ints upper[2] = {upper_part(first), upper_part(second)};
+      first = lower_part(first, upper[0]);
+      second = lower_part(second, upper[1]);
+      store_codes(q.lo + to * kBlock, first);
+      store_codes(q.lo + to * kBlock + 16, second);
+      lows[k] = sum(to_float(add(first, second)));
+      first = upper[0];
+      second = upper[1];
+    }
+    store_codes(q.hi + to * kBlock, first);
+    store_codes(q.hi + to * kBlock + 16, second);
+    squared[k] = to_float(add(first, second));
+  }
+  store(sums, across(squared, Sum{}));
+  for (int64_t k = 0; k < count; ++k)
+    q.block[at + k * step] = {scale[k], scale[k] * (sums[k] + lows[k] * (1.0f / 128)), -8 * (int32_t)sums[k],
+                              -8 * (int32_t)lows[k]};
 }
 
 void quantize(const float *x, int64_t width, float crest, const QuantRows &q, int64_t row) {
-  for (int64_t block = 0; block < q.blocks; ++block) {
-    const int64_t left = width - block * kBlock;
-    quantize_block(x + (left > 0 ? block * kBlock : 0), left < 0 ? 0 : left < kBlock ? left : kBlock, crest, q, row,
-                   block);
+  const int64_t whole = width / kBlock, first = row * q.blocks;
+  for (int64_t block = 0; block < whole; block += 16)
+    quantize_blocks(x + block * kBlock, kBlock, smaller(16, whole - block), crest, q, first + block, 1);
+  for (int64_t block = whole; block < q.blocks; ++block) { // the last numbers, and what rows are padded with
+    float rest[kBlock] = {};
+    for (int64_t i = block * kBlock; i < width; ++i)
+      rest[i - block * kBlock] = x[i];
+    if (block == whole && width % kBlock) {
+      quantize_blocks(rest, 0, 1, crest, q, first + block, 1);
+    } else {
+      __builtin_memset(q.hi + (first + block) * kBlock, 0, kBlock);
+      q.block[first + block] = {};
+      q.flag[first + block] = 0;
+    }
   }
+}
+
+void quantize_block(const float *x, int64_t rows, float crest, const QuantRows &q, int64_t block) {
+  for (int64_t row = 0; row < rows; row += 16)
+    quantize_blocks(x + row * kBlock, kBlock, smaller(16, rows - row), crest, q, row * q.blocks + block, q.blocks);
 }
 
 void norm(const float *x, const float *weight, int64_t heads, int64_t dim, float eps, float *out) {

@@ -15,7 +15,7 @@ namespace dsedge {
 namespace {
 
 struct Processor {
-  bool avx2, avxvnni, avx512, dot, matrix;
+  bool avx2, avxvnni, avx512, avx512bf16, dot, matrix;
 };
 
 #if defined(__x86_64__)
@@ -40,7 +40,10 @@ Processor processor() {
   constexpr unsigned kF = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31, kVnni = 1u << 11;
   p.avx2 = bits(b, 1u << 5);
   p.avx512 = p.avx2 && kWide && bits(b, kF | kDq | kBw | kVl) && bits(c, kVnni);
-  p.avxvnni = p.avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && bits(a, 1u << 4);
+  if (p.avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    p.avxvnni = bits(a, 1u << 4);
+    p.avx512bf16 = p.avx512 && bits(a, 1u << 5);
+  }
   return p;
 }
 
@@ -84,6 +87,9 @@ struct Entry {
 const Kernels *find_kernels(const char *name) {
   [[maybe_unused]] const Processor here = processor();
   const Entry entries[] = {
+#ifdef DSEDGE_AVX512BF16
+      {avx512bf16_kernels(), here.avx512bf16},
+#endif
 #ifdef DSEDGE_AVX512
       {avx512_kernels(), here.avx512},
 #endif

@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -133,10 +134,14 @@ void Engine::forward(const Forward &f) {
   activations_.reserve(f.rows, static_cast<int64_t>(f.wanted.size()));
   activations_.bind_logits(f.logits);
   now_ = &f;
+  ++runs_;
   units_.clear();
   for (const Instruction &instruction : program_.instructions)
     units_.push_back(units(instruction));
+  lost_.store(false, std::memory_order_relaxed);
   pool_.run(units_);
+  if (lost_.load(std::memory_order_relaxed)) // attention does not always show it
+    std::fill_n(f.logits, f.wanted.size() * static_cast<size_t>(program_.buffers[kLogits].width), std::nanf(""));
   now_ = nullptr;
   last_rows_ = f.rows;
   last_wanted_ = static_cast<int64_t>(f.wanted.size());
@@ -226,7 +231,8 @@ void Engine::store_row(const Instruction &i, int64_t row) {
   const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
   const int64_t slot = segment.rings[ring].filled + row - segment.row;
   for (int32_t head = 0; head < i.kv_heads; ++head)
-    kernels_.write_row(kv_.head(segment.sequence, i.layer, head), slot, key + head * i.dim, value + head * i.dim);
+    if (!kernels_.write_row(kv_.head(segment.sequence, i.layer, head), slot, key + head * i.dim, value + head * i.dim))
+      lost_.store(true, std::memory_order_relaxed);
 }
 
 } // namespace dsedge

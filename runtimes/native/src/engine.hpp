@@ -73,6 +73,8 @@ private:
   std::vector<AttentionPlan> plans_; // of each ring
   Merges merges_;
   const Forward *now_ = nullptr;
+  std::atomic<bool> lost_{false};           // a key or a value could not be kept in the forward that runs
+  int64_t runs_ = 0;                        // forwards so far
   int64_t last_rows_ = 0, last_wanted_ = 0; // of the last forward
   std::vector<int32_t> units_;
   Pool pool_; // last: its threads use all the rest

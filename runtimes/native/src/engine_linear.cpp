@@ -6,10 +6,15 @@
 namespace dsedge {
 
 void Engine::linear(const Instruction &i, int64_t unit, int32_t thread) {
-  const Scratch &scratch = activations_.scratch(thread);
+  Scratch &scratch = activations_.scratch(thread);
   const Buffer &in = i.quantized == kNone ? program_.buffers[static_cast<size_t>(i.a)]
                                           : program_.quantized[static_cast<size_t>(i.quantized)];
   const int64_t rows = rows_of(in);
+  const int64_t here = runs_ * static_cast<int64_t>(program_.instructions.size()) + (&i - program_.instructions.data());
+  if (i.quantized != kNone && rows > 1 && scratch.flagged_in != here) { // each thread looks once at what the linear reads
+    find_flagged(activations_.quantized(i.quantized), rows, scratch.flagged);
+    scratch.flagged_in = here;
+  }
   if (i.gated) {
     product(i, unit * 2, rows, scratch, scratch.results);
     product(i, unit * 2 + 1, rows, scratch, scratch.others);
@@ -23,7 +28,7 @@ void Engine::linear(const Instruction &i, int64_t unit, int32_t thread) {
 void Engine::product(const Instruction &i, int64_t panel, int64_t rows, const Scratch &scratch, float *out) {
   const Matrix &m = matrices_[static_cast<size_t>(i.matrix)];
   if (i.quantized != kNone)
-    kernels_.panel(m, panel, activations_.quantized(i.quantized), rows, scratch.panel, out);
+    kernels_.panel(m, panel, activations_.quantized(i.quantized), scratch.flagged, rows, scratch.panel, out);
   else
     kernels_.panel_float(m, panel, activations_.row(i.a, 0), m.columns, rows, reinterpret_cast<float *>(scratch.panel),
                          out);
@@ -54,19 +59,17 @@ void Engine::put(const Instruction &i, int64_t panel, int64_t rows, float *resul
   }
 }
 
-// Thirty-two numbers of the activated gate are one block of what the next linear reads.
+// Thirty-two numbers of the activated gate are one block of what the next linear reads. Those that the last panel has
+// too many are 0.
 void Engine::put_gated(const Instruction &i, int64_t unit, int64_t rows, const Scratch &scratch) {
   const int64_t first = unit * kPanel, count = std::min<int64_t>(kPanel, i.parts[0].rows - first);
   add_bias(i.parts[0].bias, first, count, rows, scratch.results);
   add_bias(i.parts[1].bias, first, count, rows, scratch.others);
-  for (int64_t row = 0; row < rows; ++row) {
-    float *gate = scratch.results + row * kPanel;
-    kernels_.gate(gate, scratch.others + row * kPanel, count, i.activation, gate);
-    if (i.quantized_out != kNone)
-      kernels_.quantize_block(gate, count, i.crest, activations_.quantized(i.quantized_out), row, unit);
-    else
-      std::copy(gate, gate + count, activations_.row(i.out, row) + first);
-  }
+  kernels_.gate(scratch.results, scratch.others, rows * kPanel, i.activation, scratch.results);
+  if (i.quantized_out != kNone)
+    return kernels_.quantize_block(scratch.results, rows, i.crest, activations_.quantized(i.quantized_out), unit);
+  for (int64_t row = 0; row < rows; ++row)
+    std::copy_n(scratch.results + row * kPanel, count, activations_.row(i.out, row) + first);
 }
 
 } // namespace dsedge

@@ -42,6 +42,11 @@ struct QuantRows {
   int64_t blocks = 0;
 };
 
+// The flagged blocks of quantized rows: rows[starts[b]] … rows[starts[b + 1] - 1] are those whose block b is flagged.
+struct Flagged {
+  int32_t *starts = nullptr, *rows = nullptr; // [blocks + 2], of which the last is used in the search; [rows * blocks]
+};
+
 // A run of positions that lie in neighbouring slots.
 struct Piece {
   int64_t position, slot, count;
@@ -66,7 +71,7 @@ struct AttentionTile {
   int64_t piece_count;
   int64_t first_span, last_span; // spans to visit, inclusive
   const int64_t *position;       // of each row, ascending
-  const float *queries;
+  float *queries; // may be overwritten
   int32_t rows;
   int64_t window, sinks;
   float scale, softcap; // softcap 0: none
@@ -80,22 +85,23 @@ struct Softmax {
 struct Kernels {
   const char *name;
   // out [tokens][32] = the rows of a panel times quantized activations. `scratch` holds the panel's codes as bytes.
-  void (*panel)(const Matrix &, int64_t panel, const QuantRows &, int64_t tokens, uint8_t *scratch, float *out);
+  void (*panel)(const Matrix &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
+                float *out);
   // The same from float activations x [tokens][stride], for raw weights and for verification. `scratch` holds floats.
   void (*panel_float)(const Matrix &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
                       float *out);
   // One row of a quantized buffer. A block is flagged where its largest value is over `crest` times its RMS.
   void (*quantize)(const float *x, int64_t width, float crest, const QuantRows &, int64_t row);
-  // `count` columns (up to 32) into block `block` of a row.
-  void (*quantize_block)(const float *x, int64_t count, float crest, const QuantRows &, int64_t row, int64_t block);
+  // Block `block` of all `rows`, from x [rows][32].
+  void (*quantize_block)(const float *x, int64_t rows, float crest, const QuantRows &, int64_t block);
   // RMS norm of `heads` pieces of `dim` numbers.
   void (*norm)(const float *x, const float *weight, int64_t heads, int64_t dim, float eps, float *out);
   void (*gate)(const float *gate, const float *up, int64_t count, int32_t activation, float *out);
   void (*softcap)(const float *x, int64_t count, float cap, float *out);
   // Turns pairs (i, i + rotary / 2) of each head in place.
   void (*rope)(float *x, int64_t heads, int64_t dim, int64_t rotary, const float *cos, const float *sin);
-  // Without a `value` the slot's stays.
-  void (*write_row)(const HeadStore &, int64_t slot, const float *key, const float *value);
+  // Without a `value` the slot's stays. False: the format cannot hold a number, or it is not one.
+  bool (*write_row)(const HeadStore &, int64_t slot, const float *key, const float *value);
   // Attends the spans of a tile, one after another. With `stride` 0 they are merged into `state`; otherwise each
   // leaves its own result for a later merge, the first in `part` and the others `stride` floats further each.
   // `scores` is [rows][kSpan].
@@ -107,6 +113,7 @@ const Kernels *portable_kernels();
 const Kernels *avx2_kernels();
 const Kernels *avxvnni_kernels();
 const Kernels *avx512_kernels();
+const Kernels *avx512bf16_kernels();
 const Kernels *neon_kernels();
 const Kernels *i8mm_kernels();
 

@@ -99,6 +99,10 @@ inline Floats unless_hidden(Floats score, Floats x) { // minus infinity where th
   EACH(x.v[i] = score.v[i] < -3.4028234e38f ? score.v[i] : x.v[i]);
   return x;
 }
+inline Floats where_larger(Floats a, Floats b, Floats x, Floats y) { // x where a > b, else y
+  EACH(y.v[i] = a.v[i] > b.v[i] ? x.v[i] : y.v[i]);
+  return y;
+}
 inline Floats abs(Floats a) {
   EACH(a.v[i] = (NativeFloat)((NativeInt)a.v[i] & 0x7fffffff));
   return a;
@@ -120,6 +124,22 @@ inline Ints add(Ints a, Ints b) {
 inline Ints mul(Ints a, Ints b) {
   EACH(a.v[i] *= b.v[i]);
   return a;
+}
+// A number of up to 15 bits as 128 times its upper part, rounded, and its lower part, which is -64 … 63.
+inline Ints upper_part(Ints a) {
+  EACH(a.v[i] = (a.v[i] + 64) >> 7);
+  return a;
+}
+inline Ints lower_part(Ints a, Ints upper) {
+  EACH(a.v[i] -= upper.v[i] << 7);
+  return a;
+}
+inline void store_codes(int8_t *p, Ints a) { // sixteen bytes
+  typedef int8_t Codes __attribute__((vector_size(kEach)));
+  each([&](int i) __attribute__((always_inline)) {
+    const Codes codes = __builtin_convertvector(a.v[i], Codes);
+    __builtin_memcpy(p + i * kEach, &codes, kEach);
+  });
 }
 inline Ints widen(const uint8_t *p) { // sixteen bytes
   Ints r;
@@ -148,21 +168,34 @@ template <typename Join> inline float across(Floats a, const Join &join) {
   const Four two = join(four, Four{four[2], four[3]});
   return join(two, Four{two[1]})[0];
 }
-inline float sum(Floats a) {
-  return across(a, [](Four x, Four y) { return x + y; });
-}
-inline float maximum(Floats a) { // NaN in any lane may be lost: the sums that follow keep it
-  return across(a, [](Four x, Four y) { return x > y ? x : y; });
+struct Sum {
+  template <typename V> V operator()(V x, V y) const { return x + y; }
+};
+struct Larger { // NaN in any lane may be lost: the sums that follow keep it
+  template <typename V> V operator()(V x, V y) const { return x > y ? x : y; }
+};
+inline float sum(Floats a) { return across(a, Sum{}); }
+inline float maximum(Floats a) { return across(a, Larger{}); }
+// Each of sixteen across its own lanes.
+template <typename Join> inline Floats across(const Floats (&a)[16], const Join &join) {
+  if constexpr (kNatives == 1) {
+    return {{native_across(a[0].v, join)}};
+  } else {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i)
+      lanes[i] = across(a[i], join);
+    return load(lanes);
+  }
 }
 
-// e^x to about 2 units in the last place; 0 below -87. Reduction to ±ln2/2 and the Taylor series' first terms,
+// e^x to about 2 units in the last place; 0 below -87.7. Reduction to ±ln2/2 and the Taylor series' first terms,
 // their coefficients fitted for that interval (Cephes' expf).
 inline Floats exp(Floats x) {
   Floats r;
   each([&](int i) __attribute__((always_inline)) {
     NativeFloat a = x.v[i];
     a = a > 88.0f ? NativeFloat{} + 88.0f : a;
-    NativeFloat clamped = a < -87.0f ? NativeFloat{} - 87.0f : a;
+    NativeFloat clamped = native_max(NativeFloat{} - 88.0f, a); // a NaN stays one
     NativeInt n = native_round(clamped * 1.44269504f);
     NativeFloat turns = native_float(n);
     clamped = native_fma(turns, NativeFloat{} - 0.693359375f, clamped);
@@ -174,8 +207,7 @@ inline Floats exp(Floats x) {
     p = native_fma(p, clamped, NativeFloat{} + 1.6666665459e-1f);
     p = native_fma(p, clamped, NativeFloat{} + 5.0000001201e-1f);
     p = native_fma(p, clamped * clamped, clamped) + 1.0f;
-    p *= (NativeFloat)((n + 127) << 23);
-    r.v[i] = a < -87.0f ? NativeFloat{} : p;
+    r.v[i] = p * (NativeFloat)((n + 127) << 23); // of -127, which is there up to -87.7: 0
   });
   return r;
 }

@@ -9,6 +9,7 @@ constexpr int kUnpackFrom = 5; // tokens: unpacking a panel's codes pays from th
 constexpr int kUnpackFrom = kTokens;
 #endif
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
+constexpr bool kPairDots = false;
 constexpr bool kMatrixDots = false;
 typedef float NativeFloat __attribute__((vector_size(32)));
 typedef int32_t NativeInt __attribute__((vector_size(32)));

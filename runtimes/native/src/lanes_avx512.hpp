@@ -1,10 +1,15 @@
-// AVX-512 with VNNI: sixteen lanes are one register.
+// AVX-512 with VNNI, and with BF16 where the file is compiled for it: sixteen lanes are one register.
 #pragma once
 
 constexpr int kNative = 64;
 constexpr int kTokens = 4; // tokens that share the codes of a panel in registers
 constexpr int kUnpackFrom = 8; // tokens: unpacking a panel's codes pays from there on
 constexpr int kLinesAtOnce = 2; // lines of 16 keys that are scored together
+#ifdef __AVX512BF16__
+constexpr bool kPairDots = true;
+#else
+constexpr bool kPairDots = false;
+#endif
 constexpr bool kMatrixDots = false;
 typedef float NativeFloat __attribute__((vector_size(64)));
 typedef int32_t NativeInt __attribute__((vector_size(64)));
@@ -38,3 +43,54 @@ inline NativeInt native_widen(const uint8_t *p) {
 }
 inline float half_scalar(const uint16_t *p) { return _cvtsh_ss(*p); }
 inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+// Sixteen registers across their lanes, halves put together as `across` does it for one: a lane for each.
+template <typename Join> inline NativeFloat native_across(const NativeFloat *a, const Join &join) {
+  const auto put = [&](__m512 x, __m512 y) { return (__m512)join((NativeFloat)x, (NativeFloat)y); };
+  __m512 half[8], quarter[4], two[2];
+  constexpr int kOrder[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15}; // so that lanes end in their order
+  __m512 in[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i)
+    in[kOrder[i]] = (__m512)a[i];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i)
+    half[i] = put(_mm512_shuffle_f32x4(in[i], in[i + 8], 0x44), _mm512_shuffle_f32x4(in[i], in[i + 8], 0xee));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i)
+    quarter[i] = put(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88), _mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd));
+  for (int i = 0; i < 2; ++i)
+    two[i] = put(_mm512_shuffle_ps(quarter[i], quarter[i + 2], 0x44), _mm512_shuffle_ps(quarter[i], quarter[i + 2], 0xee));
+  return (NativeFloat)put(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+}
+
+#ifdef __AVX512BF16__
+// Pairs of bfloat16 numbers, the first of two in the upper half of a lane: a lane adds the product of the upper halves,
+// then that of the lower ones, each as by `fma`.
+inline NativeFloat native_pair_dot(NativeFloat sum, uint32_t pair, NativeInt pairs) {
+  return (NativeFloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)pairs);
+}
+// 32 numbers that follow each other become pairs of neighbours.
+inline NativeInt native_neighbours(NativeFloat first, NativeFloat second) {
+  return (NativeInt)_mm512_rol_epi32((__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first), 16);
+}
+// Of float16 numbers 2^-112 times their value as bfloat16: shifted, the exponent of one is that of the other. What is
+// below float16's normal numbers is 0 to the products. All are finite.
+inline __m512i shrink(__m512i halves) {
+  const __m512i eighth = _mm512_mulhrs_epi16(halves, _mm512_set1_epi16(1 << 12)); // rounded
+  return _mm512_and_si512(eighth, _mm512_set1_epi16((short)0x8fff));
+}
+// Sixteen halves and the sixteen that follow them become pairs, shrunk.
+inline NativeInt native_half_pairs(const uint16_t *p) {
+  const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5,
+                                         21, 4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
+  return (NativeInt)shrink(_mm512_permutexvar_epi16(order, _mm512_loadu_si512(p)));
+}
+// Sixteen halves at `a` and sixteen at `b` become pairs, shrunk.
+inline NativeInt native_half_pairs(const uint16_t *a, const uint16_t *b) {
+  const __m512i order = _mm512_set_epi16(15, 47, 14, 46, 13, 45, 12, 44, 11, 43, 10, 42, 9, 41, 8, 40, 7, 39, 6, 38, 5,
+                                         37, 4, 36, 3, 35, 2, 34, 1, 33, 0, 32);
+  const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)a));
+  const __m512i second = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)b));
+  return (NativeInt)shrink(_mm512_permutex2var_epi16(first, order, second));
+}
+#endif

@@ -5,6 +5,7 @@ constexpr int kNative = 16;
 constexpr int kTokens = 2;
 constexpr int kUnpackFrom = kTokens; // tokens: unpacking a panel's codes pays from there on
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
+constexpr bool kPairDots = false;
 constexpr bool kMatrixDots = false;
 typedef float NativeFloat __attribute__((vector_size(16)));
 typedef int32_t NativeInt __attribute__((vector_size(16)));

@@ -18,7 +18,7 @@ constexpr int kBits = Pool::kBits;
 constexpr uint64_t kMask = Pool::kMostUnits;
 constexpr uint64_t kEpochs = uint64_t{1} << 24;
 constexpr int kPatience = 2000;                             // looks at a word before the core is offered to others
-constexpr auto kAwake = std::chrono::microseconds(200);     // a worker waits so long for the next run, then sleeps
+constexpr auto kAwake = std::chrono::milliseconds(1);            // a worker waits so long for the next run, then sleeps
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from edge.session import Session
 from runtimes import native
 from runtimes.native.program import KINDS, MATRIX_KINDS, NONE
 from tests.exporters.tiny import tiny_llama
+from tests.runtimes import test_extremes as extremes
 from tests.runtimes.native.kernel_sets import SETS
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
@@ -192,3 +194,15 @@ def test_o3_what_float16_cannot_hold_is_seen(kernels: str, what: str, softcap: f
     check_finite(forward(engine, [*fine, 2], [len(fine)]), "native")
     with pytest.raises(NumericsError, match="not finite"):
         check_finite(forward(engine, [*fine, 1], [len(fine)]), "native")
+
+
+@pytest.mark.parametrize("kernels", SETS)
+@pytest.mark.parametrize("end", ["v_proj.bias", "k_proj.weight"])
+def test_o3_what_float16_cannot_hold_is_an_error_and_not_token_0(
+    end: str, kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys or values of more than 65,504: the native engine's float16 cache overflows, and says so."""
+    monkeypatch.setenv(native.VARIABLE, kernels)
+    _, bundle = extremes.export(tmp_path, {end: 3_000_000.0})
+    with pytest.raises(NumericsError, match="not finite"):
+        extremes.run(bundle, "native", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], exact=False)

@@ -55,7 +55,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.mark.parametrize("kernels", SETS)
 def test_int8_comes_close_to_the_reference(kernels: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With float activations, so that only the cache differs; float32 there is the reference to rounding."""
+    """With float activations, so that only the cache differs; float32 there is the reference to rounding.
+
+    Attention is peaked and heads are small, so that products of bfloat16 pairs show too.
+    """
     monkeypatch.setenv(native.VARIABLE, kernels)
     ids = random_ids(300)
     expected = Reference(bundle.graph, bundle.weights.read).run(ids)
@@ -63,7 +66,7 @@ def test_int8_comes_close_to_the_reference(kernels: str, bundle: Bundle, monkeyp
         compare(expected, run(bundle, ids, exact=True, kv_dtype=dtype)).mean_kl
         for dtype in ("float32", "float16", "int8")
     ]
-    assert kls[0] < kls[1] < 1e-4 < kls[2] < 3e-2  # peaked attention, small heads
+    assert kls[0] < kls[1] < (5e-3 if kernels == "avx512bf16" else 1e-4) < kls[2] < 3e-2
 
 
 @pytest.mark.parametrize("kernels", SETS)
@@ -127,9 +130,10 @@ def test_k8_layers_with_large_key_biases_are_kept_wider(tmp_path: Path) -> None:
     bundle = k_biases(tmp_path, change)
     ids = random_ids(300)
     expected = run(bundle, ids, exact=True)
-    found = compare(expected, run(bundle, ids, exact=True, kv_dtype="int8"))
-    assert (found.mean_kl < 5e-3, found.top1 > 0.95) == (True, True)
-    assert kv_dtypes(bundle, "int8") == ["float16", "int8"]
+    for dtype in ("float16", "int8"):
+        found = compare(expected, run(bundle, ids, exact=True, kv_dtype=dtype))
+        assert (found.mean_kl < 5e-3, found.top1 > 0.95) == (True, True)
+        assert kv_dtypes(bundle, dtype) == ["float32", dtype]
     assert kv_dtypes(bundle, "float32") == ["float32", "float32"]
 
 

@@ -21,7 +21,7 @@ inline void expect(bool fine, const std::string &what) {
 // The kernel sets that this processor runs.
 inline std::vector<const char *> usable_sets() {
   std::vector<const char *> usable;
-  for (const char *name : {"portable", "avx2", "avxvnni", "avx512", "neon", "i8mm"})
+  for (const char *name : {"portable", "avx2", "avxvnni", "avx512", "avx512bf16", "neon", "i8mm"})
     if (find_kernels(name))
       usable.push_back(name);
   return usable;

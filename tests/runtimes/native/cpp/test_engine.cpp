@@ -66,15 +66,20 @@ void test_bits(const char *kernels) {
          std::string("same bits from a chunk above the ring: ") + kernels);
 }
 
-void test_sets_agree(const Sizes &shape) {
-  const std::vector<float> expected = run("portable", 1, {30}, 40, shape);
-  for (const char *name : usable_sets()) {
-    const std::vector<float> found = run(name, 1, {30}, 40, shape);
-    for (size_t i = 0; i < found.size(); ++i)
-      expect(std::fabs(found[i] - expected[i]) < 0.05f, std::string("kernel sets agree: ") + name);
+// With float32 keys and values: products of bfloat16 pairs, which one set has for float16, are too coarse for scores as
+// large as those of this model. test_kernels.cpp looks at them alone.
+void test_sets_agree(Sizes shape) {
+  for (KvFormat format : {shape.format, KvFormat::kFloat32}) {
+    shape.format = format;
+    const std::vector<float> expected = run("portable", 1, {30}, 40, shape);
+    for (const char *name : usable_sets()) {
+      if (format == KvFormat::kFloat16 && std::string(name) == "avx512bf16")
+        continue;
+      const std::vector<float> found = run(name, 1, {30}, 40, shape);
+      for (size_t i = 0; i < found.size(); ++i)
+        expect(std::fabs(found[i] - expected[i]) < 0.05f, std::string("kernel sets agree: ") + name);
+    }
   }
-  if (find_kernels("i8mm"))
-    expect(same(run("i8mm", 1, {30, 9}, 40, shape), run("neon", 1, {30, 9}, 40, shape)), "i8mm gives the bits of neon");
 }
 
 void test_copies() {
@@ -136,7 +141,7 @@ void test_blocks_without_codes(const char *kernels) {
     int8_t hi[kBlock], lo[kBlock];
     Block block{0, 0, 1, 1};
     uint8_t flag = 0;
-    find_kernels(kernels)->quantize_block(x, kBlock, 4.5f, {hi, lo, &block, &flag, 1}, 0, 0);
+    find_kernels(kernels)->quantize_block(x, 1, 4.5f, {hi, lo, &block, &flag, 1}, 0);
     expect(std::isnan(block.scale) && std::isnan(block.sum) && block.eight_hi == 0 && block.eight_lo == 0 && hi[2] == 0 && hi[1] == 0,
            std::string("a block that is not finite has no codes: ") + kernels);
   }

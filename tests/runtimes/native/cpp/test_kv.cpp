@@ -52,7 +52,7 @@ void test_codes(const Kernels &kernels) {
       key[d] = size * (static_cast<float>(random() % 2001) / 1000 - 1);
       value[d] = d == 3 ? -size : key[d] / 8;
     }
-    kernels.write_row(s, 37, key, value);
+    expect(kernels.write_row(s, 37, key, value), "numbers are kept");
     for (int64_t d = 0; d < kDim; ++d)
       for (bool is_value : {false, true}) {
         const float wrote = is_value ? value[d] : key[d], off = std::fabs(number(s, is_value, 37, d) - wrote);
@@ -66,7 +66,7 @@ void test_codes(const Kernels &kernels) {
   expect(number(s, false, 37, 5) == 0 && number(s, true, 37, 3) < -7e6f, "without a value the slot's stays");
   for (float wrong : {NAN, INFINITY, -INFINITY, 9e6f}) { // 9e6 / 127 is more than float16 holds
     zeros[kDim - 1] = wrong;
-    kernels.write_row(s, 36, zeros, zeros);
+    expect(!kernels.write_row(s, 36, zeros, zeros), "what cannot be kept is told");
     expect(std::isnan(number(s, false, 36, 0)) && std::isnan(number(s, true, 36, 0)), "what has no scale becomes NaN");
   }
 }
