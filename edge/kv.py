@@ -40,6 +40,13 @@ class RingLayout:
     sinks: int
     bounded: bool
 
+    def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
+        """The slot of each of some positions in ascending order."""
+        if len(positions) and positions[-1] < self.slots:
+            return positions.astype(np.int32)  # not once round: the common case, worth its microseconds
+        turning = self.sinks + (positions - self.sinks) % (self.slots - self.sinks)
+        return np.where(positions < self.sinks, positions, turning).astype(np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
@@ -86,29 +93,43 @@ def row_bytes(spec: DecoderSpec, dtype: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RingPlan:
-    """Where a chunk of n new rows goes in one ring, and what its queries see.
+    """Where a chunk of `count` new rows, from position `start` on, goes in one ring, and what its queries see.
 
-    indices    int32 [n]       the slot that each new row is stored to
-    positions  int64 [n]       the position of each new row
-    held       int64 [filled]  the position in each slot before the chunk, -1 for none: the ring's own record, read-only
-    causal     every held row is seen by every query, so that no mask but the causal one is needed
-    shift      how far the sinks stand from where they were written
+    held    int64 [filled]  the position in each slot before the chunk, -1 for none: the ring's own record, read-only
+    causal  every held row is seen by every query, so that no mask but the causal one is needed
+    shift   how far the sinks stand from where they were written
     """
 
-    indices: npt.NDArray[np.int32]
-    positions: Positions
+    start: int
+    count: int
     held: Positions
     layout: RingLayout
     causal: bool
     shift: int
 
+    @property
+    def positions(self) -> Positions:
+        """The position of each new row, int64 [count]."""
+        return np.arange(self.start, self.start + self.count, dtype=np.int64)
+
+    @property
+    def indices(self) -> npt.NDArray[np.int32]:
+        """The slot that each new row is stored to, int32 [count]."""
+        return self.layout.slots_of(self.positions)
+
+    @property
+    def follows(self) -> bool:
+        """Whether the new rows' slots are those right behind the held ones, one after another."""
+        return self.start == len(self.held) and self.start + self.count <= self.layout.slots
+
     def mask(self) -> npt.NDArray[np.bool_]:
         """Who sees whom, [n, filled + n]: first the held slots, then the new rows."""
-        query = self.positions[:, None]
+        positions = self.positions
+        query = positions[:, None]
         old = (self.held >= 0) & (query - self.held < self.layout.window)
         if self.layout.sinks:
             old |= (self.held >= 0) & (self.held < self.layout.sinks)
-        distance = query - self.positions
+        distance = query - positions
         return np.concatenate([old, (distance >= 0) & (distance < self.layout.window)], axis=1)
 
 
@@ -125,32 +146,22 @@ class Ring:
         """How many slots, from the first on, have been written."""
         return min(self._written, self.layout.slots)
 
-    def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
-        """The slot of each of some positions in ascending order."""
-        if len(positions) and positions[-1] < self.layout.slots:
-            return positions.astype(np.int32)  # not once round: the common case, worth its microseconds
-        sinks = self.layout.sinks
-        turning = sinks + (positions - sinks) % (self.layout.slots - sinks)
-        return np.where(positions < sinks, positions, turning).astype(np.int32)
-
-    def shift(self, position: int) -> int:
-        """How far the sinks have moved for a query at `position`."""
-        if not self.layout.sinks:
-            return 0
-        return max(0, position - self.layout.window + 1 - self.layout.sinks)
-
     def plan(self, length: int, count: int) -> RingPlan:
-        positions = np.arange(length, length + count, dtype=np.int64)
-        filled = self.filled
-        last = length + count - 1
-        held = self._held[:filled]
+        layout, last = self.layout, length + count - 1
+        held = self._held[: self._written]  # no more than there are
         held.flags.writeable = False
-        causal = filled == length and last - self.layout.window < 0
-        return RingPlan(self.slots_of(positions), positions, held, self.layout, causal, self.shift(last))
+        causal = len(held) == length and last < layout.window
+        shift = max(0, last + 1 - layout.window - layout.sinks) if layout.sinks else 0
+        return RingPlan(length, count, held, layout, causal, shift)
 
     def commit(self, plan: RingPlan, count: int) -> None:
-        self._held[plan.indices[:count]] = plan.positions[:count]
-        self._written = max(self._written, int(plan.positions[0]) + count)
+        """Keep the first `count` rows of a plan."""
+        end = plan.start + count
+        if end <= self.layout.slots:
+            self._held[plan.start : end] = np.arange(plan.start, end)
+        else:
+            self._held[plan.indices[:count]] = plan.positions[:count]
+        self._written = max(self._written, end)
 
     def exact_at(self, length: int) -> bool:
         """Whether everything that a query at `length` would see is still held."""
@@ -158,7 +169,7 @@ class Ring:
         needed = np.arange(oldest, length, dtype=np.int64)
         sinks = np.arange(min(self.layout.sinks, length), dtype=np.int64)
         needed = np.concatenate([sinks, needed])
-        return bool(np.array_equal(self._held[self.slots_of(needed)], needed))
+        return bool(np.array_equal(self._held[self.layout.slots_of(needed)], needed))
 
     def rollback(self, length: int) -> None:
         self._held[self._held >= length] = -1
@@ -182,12 +193,13 @@ class Cache:
         self.policy = policy
         self.rings = tuple(Ring(ring) for ring in layout.rings)
         self.length = 0
+        # How many tokens last before the first is let go that the model could have seen; None: it bounds every ring.
+        self._lasting = min((ring.slots for ring in layout.rings if not ring.bounded), default=None)
 
     @property
     def dropped(self) -> int:
         """Tokens that no later query can see although the model could have: 0 under `error`."""
-        unbounded = [self.length - ring.slots for ring in self.layout.rings if not ring.bounded]
-        return max(0, *unbounded) if unbounded else 0
+        return 0 if self._lasting is None else max(0, self.length - self._lasting)
 
     @property
     def used(self) -> int:
@@ -216,20 +228,20 @@ class Cache:
 
         Raises PromptTooLongError under the `error` policy, OptionError when `count` exceeds `room`.
         """
-        if self.policy == "error":
-            self.check(count)
-        if not 1 <= count <= self.room(count):
-            raise OptionError(f"{count} tokens in one step; at most {self.room(count)} can be planned here")
+        room = self.room(count)
+        if not 1 <= count <= room:
+            if self.policy == "error":
+                self.check(count)
+            raise OptionError(f"{count} tokens in one step; at most {room} can be planned here")
         return tuple(ring.plan(self.length, count) for ring in self.rings)
 
     def commit(self, plans: Sequence[RingPlan], count: int | None = None) -> int:
         """Keep the first `count` rows of a plan (all by default). Returns how many tokens were dropped for them."""
-        count = len(plans[0].positions) if count is None else count
-        before = self.dropped
+        count = plans[0].count if count is None else count
         for ring, plan in zip(self.rings, plans, strict=True):
             ring.commit(plan, count)
         self.length += count
-        return self.dropped - before
+        return min(count, self.dropped)
 
     def rollback(self, length: int) -> bool:
         """Forget everything from position `length` on. False, and no change, if a cold prefill is needed instead."""

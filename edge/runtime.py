@@ -7,6 +7,7 @@ does not know policies, prompts, text or sampling, and it keeps no bookkeeping o
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
@@ -21,6 +22,7 @@ from edge.kv import KvLayout, RingPlan
 from edge.options import RuntimeOptions
 
 Want = Literal["last", "all", "hidden", "attention_mass"]
+_WANTS = get_args(Want)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,8 @@ def pick_kv_dtype(name: str, options: RuntimeOptions, offered: Sequence[str]) ->
 
 def check_want(want: str, supported: Sequence[Want], runtime: str) -> None:
     """Raise OptionError for a want that is none, UnsupportedError for one that the backend lacks."""
-    if want not in get_args(Want):
-        raise OptionError(f"unknown want {want!r}; known are {', '.join(get_args(Want))}")
+    if want not in _WANTS:
+        raise OptionError(f"unknown want {want!r}; known are {', '.join(_WANTS)}")
     if want not in supported:
         raise UnsupportedError(f"runtime {runtime} cannot return {want!r}; it offers {', '.join(supported)}")
 
@@ -154,7 +156,8 @@ def check_want(want: str, supported: Sequence[Want], runtime: str) -> None:
 def check_finite(values: npt.NDArray[np.float32], runtime: str) -> None:
     """Raise NumericsError if a result holds NaN or an infinity: never sample from such logits."""
     # Both reductions carry a NaN through, and cost no temporary array.
-    if not (np.isfinite(values.max()) and np.isfinite(values.min())):
+    low, high = np.minimum.reduce(values, axis=None), np.maximum.reduce(values, axis=None)
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise NumericsError(f"runtime {runtime} computed logits that are not finite; the bundle or backend is at fault")
 
 

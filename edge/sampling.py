@@ -21,10 +21,10 @@ adding can move a draw only where u * W lies within rounding of a running sum.
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,12 @@ Array = npt.NDArray[Any]
 Words = tuple[int, int, int, int]
 
 _MASK = 0xFFFFFFFF
-# Candidates are sorted in bands of descending logits, and only as many bands as the draw needs: these are the bands'
-# lower edges in units of (l_max - l) / temperature. Up to _NEAR they are cut from the candidates that one look at all
-# logits finds.
-_EDGES = (0.0, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0, 24.0, math.inf)
-_NEAR = 9.0
-_FEW = 4096  # near candidates that are sorted at once: more calls would cost more than the sorting saves
+_LOWEST = float(np.finfo(np.float32).min)
+_AHEAD = 16  # random numbers that are made at once: the first costs more than all others
+# Candidates are looked for down to a weight, and further down only if those do not settle the draw. These weights are
+# parts of the sum of all, so that few candidates are as heavy; where the sum is not known, parts of the heaviest one.
+_SHARES = (2.0**-12, 2.0**-18, 0.0)
+_PARTS = (2.0**-8, 2.0**-13, 2.0**-20, 2.0**-30, 0.0)
 # An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
 # few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
 _ROUGH = 1e-4
@@ -64,6 +64,12 @@ def uniform(seed: int, draw: int) -> float:
     """The number in [0, 1) of draw `draw` under a 64-bit seed: a multiple of 2**-53."""
     x0, x1, _, _ = philox((draw & _MASK, draw >> 32, 0, 0), (seed & _MASK, seed >> 32))
     return ((x0 << 32 | x1) >> 11) * 2.0**-53
+
+
+def uniforms(seed: int) -> Iterator[float]:
+    """The numbers of draw 0, 1, … under a seed."""
+    for first in itertools.count(0, _AHEAD):
+        yield from [uniform(seed, draw) for draw in range(first, first + _AHEAD)]
 
 
 class Sampler:
@@ -87,6 +93,7 @@ class Sampler:
         self._answer = _Distinct(vocab) if self._counts_matter else None
         adjusts = self._repeats or self._counts_matter or bool(options.logit_bias)
         self._logits = np.empty(vocab, np.float32) if adjusts else None
+        self._uniforms = uniforms(self.seed)
         self._work = np.empty(vocab if options.temperature > 0 else 0, np.float32)
 
     def prompt(self, tokens: Iterable[int]) -> None:
@@ -108,13 +115,13 @@ class Sampler:
         Raises NumericsError for logits that are NaN or have no finite maximum.
         """
         logits = self._adjust(logits)
-        best = int(np.argmax(logits))  # the first of equals, and the first NaN if there is one
+        best = int(logits.argmax())  # the first of equals, and the first NaN if there is one
         top = float(logits[best])
         if not math.isfinite(top):
             raise NumericsError(f"the logit of token {best} is {top}; the bundle or the runtime is at fault")
         if self._options.temperature == 0:
             return best
-        u = uniform(self.seed, self.draws)
+        u = next(self._uniforms)
         self.draws += 1
         with np.errstate(over="ignore"):  # a tiny temperature sends weights to exp(-inf) = 0
             return self._draw(logits, top, u)
@@ -141,53 +148,59 @@ class Sampler:
         """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
         top_k, top_p, min_p = self._options.top_k, self._options.top_p, self._options.min_p
         if top_k or (top_p == 1 and min_p):  # the sum of all weights is not asked for
-            ids, weights = self._candidates(logits, top, math.inf, 0.0 if top_k else min_p)
-            ids, weights = ids[: top_k or None], weights[: top_k or None]
-            sums = np.cumsum(weights)
+            parts = _PARTS if top_k else (min_p / 2, 0.0)
+            ids, weights, sums = self._candidates(logits, top, math.inf, parts)
             return int(ids[self._pick(weights, sums, float(sums[-1]), u)])
         # Almost always a float32 sum with its error bound decides as the exact one would, in a third of the time.
         about = self._rough_mass(logits, top)
         low, high = about * (1 - _ROUGH), about * (1 + _ROUGH)
-        ids, weights = self._candidates(logits, top, (top_p if top_p < 1 else u) * high, min_p)
-        sums = np.cumsum(weights)
-        picks = {self._pick(weights, sums, total, u) for total in (low, high)}
-        if len(picks) > 1:
-            picks = {self._pick(weights, sums, float(self._weights(logits, top).sum()), u)}
-        return int(ids[picks.pop()])
+        floors = [min(1.0, about * share) for share in _SHARES]
+        ids, weights, sums = self._candidates(logits, top, (top_p if top_p < 1 else u) * high, floors)
+        pick = self._pick(weights, sums, low, u)
+        if pick != self._pick(weights, sums, high, u):
+            pick = self._pick(weights, sums, float(self._weights(logits, top).sum()), u)
+        return int(ids[pick])
 
     def _pick(self, weights: Array, sums: Array, total: float, u: float) -> int:
         """Steps 7 to 9 for candidates in order, with their running sums; `total` is the sum that step 6 left."""
         top_p, min_p = self._options.top_p, self._options.min_p
         count = len(sums)
         if top_p < 1:
-            count = min(count, int(np.searchsorted(sums, top_p * total)) + 1)
+            count = min(count, int(sums.searchsorted(top_p * total)) + 1)
         if min_p > 0:
-            count = min(count, int(np.searchsorted(-weights, -min_p, side="right")))
+            count = min(count, int((-weights).searchsorted(-min_p, side="right")))
         if top_p < 1 or min_p > 0:
             total = float(sums[count - 1])
-        return min(int(np.searchsorted(sums[:count], u * total, side="right")), count - 1)
+        return min(int(sums.searchsorted(u * total, side="right")), count - 1)
 
-    def _candidates(self, logits: Logits, top: float, goal: float, floor: float) -> tuple[Array, Array]:
-        """(ids, weights) in the order of step 5, from the heaviest on.
+    def _candidates(
+        self, logits: Logits, top: float, goal: float, floors: Iterable[float]
+    ) -> tuple[Array, Array, Array]:
+        """(ids, weights, running sums) of the heaviest candidates, at most top_k, in the order of step 5.
 
-        Stops once the weights sum to more than `goal`, one of them is under `floor`, or top_k of them are there.
+        They go down to the first of the falling `floors`, the last of which is 0, that leaves them as many as top_k;
+        or, without it, so many that their weights sum to more than `goal`, or all that are not under min_p.
         """
-        found_ids, found_weights = [], []
-        count, weight = 0, 0.0
-        wanted = self._options.top_k or self._vocab
-        for ids in self._bands(logits, top):
+        top_k, temperature = self._options.top_k, self._options.temperature
+        for floor in floors:
+            lowest = max(_LOWEST, top + temperature * math.log(floor)) if floor else _LOWEST
+            least = np.float32(lowest)
+            ids = (logits >= least).nonzero()[0]
+            if len(ids) < top_k and floor:
+                continue
+            ids = _ordered(logits, ids)[: top_k or None]
             weights = self._weights(logits[ids], top)
-            found_ids.append(ids)
-            found_weights.append(weights)
-            count += len(ids)
-            weight += float(weights.sum())
-            if count >= wanted or weight > goal or (len(ids) and weights[-1] < floor):
+            sums = weights.cumsum()
+            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) <= self._options.min_p:
                 break
-        return np.concatenate(found_ids), np.concatenate(found_weights)
+        return ids, weights, sums
 
     def _weights(self, logits: Logits, top: float) -> Array:
         """float64 weights of step 5."""
-        return np.asarray(np.exp((logits.astype(np.float64) - top) / self._options.temperature))
+        weights = logits.astype(np.float64)
+        weights -= top
+        weights /= self._options.temperature
+        return np.exp(weights, out=weights)
 
     def _rough_mass(self, logits: Logits, top: float) -> float:
         """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
@@ -196,21 +209,6 @@ class Sampler:
         np.multiply(self._work, np.float32(1 / max(self._options.temperature, 1e-30)), out=self._work)
         np.exp(self._work, out=self._work)
         return float(self._work.sum())
-
-    def _bands(self, logits: Logits, top: float) -> Iterator[Array]:
-        """Ids int64 of all finite logits in the order of step 5, in bands of falling logits."""
-        near = np.flatnonzero(logits >= np.float32(top - _NEAR * self._options.temperature))
-        values = logits[near]
-        edges = _EDGES if len(near) > _FEW else [edge for edge in _EDGES if edge == 0 or edge >= _NEAR]
-        for upper, lower in pairwise(edges):
-            # Edges are rounded to float32 the same way, so that neighbouring bands neither overlap nor leave a gap.
-            high, low = (np.float32(top - edge * self._options.temperature) for edge in (upper, lower))
-            some = values if lower <= _NEAR else logits
-            inside = some > -np.inf if lower == math.inf else some >= low
-            if upper:
-                inside &= some < high
-            found = np.flatnonzero(inside)
-            yield _ordered(logits, near[found] if lower <= _NEAR else found)
 
 
 class _Distinct:
@@ -243,10 +241,11 @@ class _Distinct:
 def _ordered(logits: Logits, ids: Array) -> Array:
     """`ids` (ascending) by descending logit, ties by ascending id.
 
-    One sort of 64-bit keys: the logit's bits, mapped so that a higher logit is a smaller number, above the id.
+    One sort of 64-bit keys: the id below the logit's bits, mapped so that a higher logit is a smaller number.
     """
-    bits = (logits[ids] + np.float32(0)).view(np.uint32)  # + 0: a negative zero equals a positive one
-    falling = np.where(bits >> 31, bits, ~bits & np.uint32(0x7FFFFFFF))
-    keys = falling.astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
+    bits = (logits[ids] + np.float32(0)).view(np.int32)  # + 0: a negative zero equals a positive one
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys: npt.NDArray[np.int64] = ids - (rising.astype(np.int64) << 32)
     keys.sort()
-    return (keys & np.uint64(_MASK)).astype(np.int64)
+    keys &= _MASK
+    return keys

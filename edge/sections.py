@@ -39,6 +39,8 @@ class Splitter:
 
     def push(self, text: str) -> list[Delta]:
         """The pieces that are certain now and were not before."""
+        if text and self._state == "answer" and not (self._formats or self._around or self._held or self._bare):
+            return [Delta(text)]  # there is nothing to look for in it
         self._held += text
         return list(self._cut(last=False))
 

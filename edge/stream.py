@@ -2,8 +2,8 @@
 
 The deltas of a stream, joined, are exactly the tokenizer's decoding of all its tokens at once (cut before the stop
 string, if one came). A token costs the same however long the answer is: only the tokens since the last settled text
-are decoded, behind the one before them, which gives the decoder its context (a SentencePiece decoder drops the space
-at the start of what it is given, so it must not be given a start that is none).
+are decoded; where a decoder minds what stands before them, behind the last settled token (a SentencePiece decoder drops
+the space at the start of what it is given, so it must not be given a start that is none).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class TextStream:
         if self.stopped is not None:
             return ""
         if token in self._spelled:
-            text = self._tokenizer.decode(self._context + self._pending)
+            text = self._tokenizer.spell(self._context + self._pending)
             return self._filter(self._settle(text, len(self._pending)) + self._spelled[token])
         if self._tokenizer.is_silent(token):
             return ""
         self._pending.append(token)
         if token in self._tokenizer.byte_ids:
             return ""  # a run of byte tokens is decoded as a whole, when the run ends
-        text = self._tokenizer.decode(self._context + self._pending)
+        text = self._tokenizer.spell(self._context + self._pending)
         if self._tokenizer.byte_level and text.endswith(_REPLACEMENT):
             return self._filter(self._settle_head(text))
         return self._filter(self._settle(text, len(self._pending)))
@@ -57,7 +57,7 @@ class TextStream:
         """The rest of the text, when no more tokens come: what was held back, and a character that stays broken."""
         if self.stopped is not None:
             return ""
-        text = self._tokenizer.decode(self._context + self._pending)
+        text = self._tokenizer.spell(self._context + self._pending)
         delta = self._filter(self._settle(text, len(self._pending)))
         held, self._held = self._held, ""
         return delta + held
@@ -65,8 +65,9 @@ class TextStream:
     def _settle(self, text: str, count: int) -> str:
         """Take `text`, the decoding of the context and the first `count` pending tokens, as final; its new part."""
         delta = text[len(self._context_text) :]
-        self._context = (self._context + self._pending[:count])[-1:]
-        self._context_text = self._tokenizer.decode(self._context)
+        if self._tokenizer.contextual:
+            self._context = (self._context + self._pending[:count])[-1:]
+            self._context_text = self._tokenizer.spell(self._context)
         del self._pending[:count]
         return delta
 
@@ -81,8 +82,8 @@ class TextStream:
         if last < _CHARACTER:
             return ""
         for count in range(last, last - _CHARACTER, -1):
-            head = self._tokenizer.decode(self._context + self._pending[:count])
-            if head + self._tokenizer.decode(self._pending[count:]) == text:
+            head = self._tokenizer.spell(self._context + self._pending[:count])
+            if head + self._tokenizer.spell(self._pending[count:]) == text:
                 return self._settle(head, count)
         return ""
 

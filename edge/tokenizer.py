@@ -15,8 +15,7 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +87,7 @@ class Tokenizer:
         self._add_aliases(added)
         kinds = _decoder_kinds(self._tok.decoder)
         self.byte_level = "ByteLevel" in kinds
+        self.contextual = kinds != {"ByteLevel"}  # what an id spells may depend on those before it
         names = (f"<0x{byte:02X}>" for byte in range(256)) if "ByteFallback" in kinds else ()
         self.byte_ids = frozenset(token for name in names if (token := self._tok.token_to_id(name)) is not None)
 
@@ -130,9 +130,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, without control tokens and ids that have no token; nothing in it is tidied up."""
-        shown = [token for token in ids if not self.is_silent(token)]
-        with _library("the tokenizer cannot decode its tokens"):
-            return str(self._tok.decode(shown, skip_special_tokens=False))
+        return self.spell([token for token in ids if not self.is_silent(token)])
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """`decode` of ids of which none is silent."""
+        text = _library("the tokenizer cannot decode its tokens", self._tok.decode, ids, skip_special_tokens=False)
+        return str(text)
 
     def is_silent(self, token: int) -> bool:
         """Whether text never shows the id: a control token, or one without a token (a padded row of the head)."""
@@ -166,8 +169,7 @@ class Tokenizer:
         # the prompt needs its control tokens, so then they are matched before normalization.
         for alias in (self._alias, self._sure_alias):
             text = "".join(part if isinstance(part, str) else alias[part] for part in parts)
-            with _library("the tokenizer cannot encode a text"):
-                ids = self._tok.encode(text, add_special_tokens=False).ids
+            ids = _library("the tokenizer cannot encode a text", self._tok.encode, text, add_special_tokens=False).ids
             if sum(token in self._alias_ids for token in ids) == tokens:
                 return ids
         raise InternalError(f"the tokenizer lost control tokens: {tokens} were to be in the prompt")
@@ -195,27 +197,26 @@ def digits() -> str:
 
 def read_json(source: str | Path) -> tokenizers.Tokenizer:
     """The library's tokenizer of a tokenizer.json, a path or its text. Raises BundleError for a bad one."""
-    with _library(f"{source if isinstance(source, Path) else 'the tokenizer'} cannot be read as a tokenizer.json"):
-        tok = (
-            tokenizers.Tokenizer.from_file(str(source))
-            if isinstance(source, Path)
-            else tokenizers.Tokenizer.from_str(source)
-        )
+    is_path = isinstance(source, Path)
+    tok: tokenizers.Tokenizer = _library(
+        f"{source if is_path else 'the tokenizer'} cannot be read as a tokenizer.json",
+        tokenizers.Tokenizer.from_file if is_path else tokenizers.Tokenizer.from_str,
+        str(source),
+    )
     # A file may carry the truncation of its training run.
     tok.no_truncation()
     tok.no_padding()
     return tok
 
 
-@contextmanager
-def _library(problem: str) -> Iterator[None]:
-    """Turn what the tokenizers library raises into a BundleError.
+def _library(problem: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What a call of the tokenizers library returns; what it raises turns into a BundleError.
 
     That is a bare Exception for any bad file, and where its own code gives up a PanicException, which is no Exception
     and cannot be imported.
     """
     try:
-        yield
+        return call(*arguments, **options)
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

@@ -35,7 +35,8 @@ class Turns:
         self.session = session
         self.closed = False
         # Re-entrant: the garbage collector may end a lost answer in a thread that is in here.
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._here = _Here()
         self._current: Turn | None = None
         self._reader: object = None  # the thread that took the latest step of the current answer
@@ -48,7 +49,7 @@ class Turns:
 
         Called from within a step (by a signal handler), it leaves the freeing to that step's end.
         """
-        with self._changed:
+        with self._lock:
             self.closed = True
             self._changed.notify_all()
             if self._stepping is self._here.mark:
@@ -60,7 +61,7 @@ class Turns:
     def _take(self, turn: Turn, cancelled: Callable[[], bool]) -> bool:
         here, searched = self._here.mark, False
         while True:
-            with self._changed:
+            with self._lock:
                 if self.closed:
                     raise ClosedError("this pipeline is closed; load the model again")
                 if cancelled():
@@ -83,7 +84,7 @@ class Turns:
                 searched = True
 
     def _begin(self, turn: Turn) -> bool:
-        with self._changed:
+        with self._lock:
             assert self._current is turn
             if self.closed:
                 return False
@@ -91,13 +92,13 @@ class Turns:
             return True
 
     def _end(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._stepping is self._here.mark:  # else it never began
                 self._move()
                 self._rest()
 
     def _leave(self, turn: Turn) -> None:
-        with self._changed:
+        with self._lock:
             if self._current is turn:
                 self._current = self._reader = None
                 self._rest()  # an interrupt may have come before `_end`

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from runtimes.native._native import Engine
 
 Float = npt.NDArray[np.float32]
+Result = TypeVar("Result")
 
 
 class NativeRuntime:
@@ -43,6 +43,7 @@ class NativeRuntime:
         self.layout = layout
         self._lock = threading.RLock()
         self._process = os.getpid()
+        self._angles = rope.AngleBlocks(self.spec.ropes, context=layout.context)
         weights = bundle.weights
         dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in weights.shapes}
         self._program = build(bundle.graph, weights.schemes, dtypes, exact=options.exact)
@@ -58,21 +59,20 @@ class NativeRuntime:
                 raise OptionError(
                     f"{len(segment.tokens)} tokens in one forward; this runtime was opened for {self.layout.chunk}"
                 )
-        with self._open() as engine:
-            return self._forward(engine, segments, want)
+        return self._use(self._forward, segments, want)
 
     def _forward(self, engine: Engine, segments: Sequence[Segment], want: Want) -> list[Float]:
-        tokens = _tokens(segments, self.spec.vocab_size)
-        positions = [segment.plans[0].positions for segment in segments]
-        context = self.layout.context
-        angles = [rope.angles(kind, np.concatenate(positions), context=context) for kind in self.spec.ropes]
-        counts = [len(segment.tokens) for segment in segments]
-        ends = np.cumsum(counts)
+        table, held, given = [], [], []
+        for segment in segments:
+            given.append(segment.tokens)
+            table.append((segment.sequence, len(segment.tokens), segment.plans[0].start))
+            held.append([plan.held for plan in segment.plans])
+        tokens = _tokens(given, self.spec.vocab_size)
+        rows = np.array(table, np.int64)
+        ends = rows[:, 1].cumsum()
         wanted = ends - 1 if want == "last" else np.arange(len(tokens))  # hidden states, too, are of wanted rows alone
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
-        table = np.array([(s.sequence, n, p[0]) for s, n, p in zip(segments, counts, positions, strict=True)], np.int64)
-        held = [[plan.held for plan in segment.plans] for segment in segments]
-        engine.forward(tokens, table, held, angles, wanted.astype(np.int64), logits)
+        engine.forward(tokens, rows, held, self._angles_of(segments), wanted, logits)
         check_finite(logits, self.name)
         if want == "last":
             return list(logits)
@@ -81,65 +81,68 @@ class NativeRuntime:
             engine.read(self._program.hidden, logits)
         return np.split(logits, ends[:-1])
 
+    def _angles_of(self, segments: Sequence[Segment]) -> list[rope.Angles]:
+        """cos and sin of every new row, for each rope."""
+        first = segments[0].plans[0]
+        if len(segments) == 1 and first.count == 1:
+            return self._angles.row(first.start)
+        positions = np.concatenate([segment.plans[0].positions for segment in segments])
+        return [rope.angles(kind, positions, context=self.layout.context) for kind in self.spec.ropes]
+
     def store(self, segment: Segment, count: int) -> None:
-        with self._open() as engine:
-            for ring, plan in enumerate(segment.plans):
-                indices = plan.indices[:count]
-                # Rows that were written where they belong already need no call, which most steps of decoding save.
-                if len(indices) and (
-                    indices[0] != len(plan.held) or plan.layout.sinks or indices[-1] != indices[0] + count - 1
-                ):
-                    engine.store(segment.sequence, ring, indices.tolist(), len(plan.held))
+        self._use(_store, segment, count)
 
     def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        with self._open() as engine:
-            engine.copy_slots(source, target, list(filled))
+        self._use(lambda engine: engine.copy_slots(source, target, list(filled)))
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        with self._open() as engine:
-            for index, layer in enumerate(self.spec.layers):
-                if self.spec.windows.index(layer.window) != ring or layer.rope is None:
-                    continue
-                cos, sin = rope.turns(
-                    self.spec.ropes[layer.rope], np.array([shift], np.int64), context=self.layout.context
-                )
-                engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
+        self._use(self._rotate_sinks, sequence, ring, shift)
+
+    def _rotate_sinks(self, engine: Engine, sequence: int, ring: int, shift: int) -> None:
+        for index, layer in enumerate(self.spec.layers):
+            if self.spec.windows.index(layer.window) != ring or layer.rope is None:
+                continue
+            cos, sin = rope.turns(self.spec.ropes[layer.rope], np.array([shift], np.int64), context=self.layout.context)
+            engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
 
     def close(self) -> None:
-        if self._forked():  # another thread may have held the lock when the process was copied
+        if os.getpid() != self._process:  # another thread may have held the lock when the process was copied
             return
         with self._lock:
             self._engine = None
 
-    def _forked(self) -> bool:
-        return os.getpid() != self._process
-
-    @contextmanager
-    def _open(self) -> Iterator[Engine]:
-        """The engine, for one call at a time.
+    def _use(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """What `call` makes of the engine and the arguments, one call at a time.
 
         Raises ClosedError once it is closed and in a forked process, OptionError without memory, InternalError for
         what the engine refuses.
         """
-        if self._forked():
+        if os.getpid() != self._process:
             raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
         with self._lock:
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
             try:
-                yield self._engine
+                return call(self._engine, *arguments)
             except MemoryError as error:
                 raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
             except (ValueError, TypeError, IndexError) as error:
                 raise InternalError(f"the native engine was called wrongly: {error}") from error
 
 
-def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int32]:
+def _store(engine: Engine, segment: Segment, count: int) -> None:
+    for ring, plan in enumerate(segment.plans):
+        # Rows that were written where they belong already need no call, which most steps of decoding save.
+        if count and (plan.layout.sinks or not plan.follows):
+            engine.store(segment.sequence, ring, plan.indices[:count].tolist(), len(plan.held))
+
+
+def _tokens(given: Sequence[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDArray[np.int32]:
     """The tokens of all segments. Raises OptionError for one outside the vocabulary, before a cast could wrap it."""
-    tokens = np.concatenate([segment.tokens for segment in segments])
-    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if len(wrong):
-        raise OptionError(f"token {wrong[0]} is outside the vocabulary of 0…{vocab_size - 1}")
+    tokens = np.concatenate(given)
+    for token in tokens.tolist():
+        if not 0 <= token < vocab_size:
+            raise OptionError(f"token {token} is outside the vocabulary of 0…{vocab_size - 1}")
     return tokens.astype(np.int32, copy=False)
 
 

@@ -39,6 +39,8 @@ class Slots:
         for rows, plan in zip(self.rows, plans, strict=True):
             known = [*rows[: len(plan.held)], *(int(p) for p in plan.positions)]
             seen.append([{known[i] for i in np.flatnonzero(row)} for row in plan.mask()])
+            behind = range(len(plan.held), len(plan.held) + count)
+            assert plan.follows == (plan.indices.tolist() == list(behind))
             if plan.causal:  # the claim that a backend relies on to leave the mask out
                 assert plan.mask()[:, : len(plan.held)].all()
         for rows, plan in zip(self.rows, plans, strict=True):

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from edge.decoder import RopeSpec
-from edge.rope import angles, inverse_frequencies, turns
+from edge.rope import AngleBlocks, angles, inverse_frequencies, turns
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -91,3 +91,15 @@ def test_angles_are_exact_far_from_the_origin() -> None:
     # The reduction is exact for the first frequency, which is 1.
     assert cos[1, 0] == pytest.approx(math.cos(position), abs=1e-6)
     assert sin[1, 1] == pytest.approx(math.sin(position / 100), abs=1e-5)
+
+
+def test_angles_of_one_position_after_another_are_those_of_many() -> None:
+    ropes = (RopeSpec(8, 10_000.0), RopeSpec(4, 1e6, "linear", factor=2.0))
+    blocks = AngleBlocks(ropes, context=100)
+    for position in (0, 1, 63, 64, 65, 200, 3, 10**9, 10**9 + 64):
+        found = blocks.row(position)
+        assert len(found) == 2
+        for (cos, sin), rope in zip(found, ropes, strict=True):
+            expected = angles(rope, np.array([position]), context=100)
+            np.testing.assert_array_equal(cos, expected[0])
+            np.testing.assert_array_equal(sin, expected[1])

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge.errors import NumericsError, OptionError
 from edge.options import GenerateOptions
-from edge.sampling import Sampler, philox, uniform
+from edge.sampling import Sampler, philox, uniform, uniforms
 
 Logits = npt.NDArray[np.float32]
 
@@ -68,7 +68,8 @@ def test_uniform_is_made_as_documented() -> None:
     assert uniform(0, 0) == (0x6627E8D5E169C58D >> 11) / 2**53
     x0, x1, _, _ = philox((5, 1, 0, 0), (0xDEADBEEF, 0x12345678))
     assert uniform(0x12345678DEADBEEF, 2**32 + 5) == ((x0 * 2**32 + x1) // 2**11) / 2**53
-    values = [uniform(3, n) for n in range(4000)]
+    values = list(islice(uniforms(3), 4000))
+    assert values[:50] == [uniform(3, n) for n in range(50)]
     assert 0 <= min(values) < 0.01
     assert 0.99 < max(values) < 1
     assert abs(np.mean(values) - 0.5) < 0.02
@@ -157,6 +158,13 @@ def test_any_logits_equal_a_slow_model() -> None:
             assert picker.sample(logits) in {slow_draw(logits, options, draw, slack) for slack in (1e-12, -1e-12)}
 
     check()
+
+
+def test_a_negative_zero_ties_with_a_zero() -> None:
+    logits, options = floats(-0.0, 0.0, -0.0, 0.0), GenerateOptions(seed=4, temperature=1.0)
+    picker = Sampler(options, 4)
+    drawn = [picker.sample(logits) for _ in range(20)]
+    assert drawn == [int(4 * uniform(4, draw)) for draw in range(20)]  # quarters in order of the ids
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-4])
@@ -249,24 +257,25 @@ def test_a_bias_that_does_not_fit_is_refused(bias: dict[int, float]) -> None:
         sampler(4, logit_bias=bias)
 
 
-def test_bands_cover_a_large_vocabulary_in_order() -> None:
-    logits = (np.random.default_rng(8).standard_normal(20_000) * 3).astype(np.float32)
-    options: Sequence[dict[str, Any]] = (
-        {"temperature": 2.0},
-        {"temperature": 1.0, "top_p": 0.97},
-        {"temperature": 0.9, "top_k": 4000},
-    )
-    for one in options:
-        full = GenerateOptions(seed=9, **one)
-        picker = Sampler(full, len(logits))
-        weights = np.exp((logits.astype(np.float64) - logits.max()) / full.temperature)
-        ranked = np.array(order(logits))
-        sums = np.cumsum(weights[ranked])
-        count = full.top_k or len(ranked)
-        count = int(np.searchsorted(sums, full.top_p * sums[count - 1])) + 1 if full.top_p < 1 else count
-        for draw in range(100):
-            place = np.searchsorted(sums, uniform(9, draw) * sums[count - 1], side="right")
-            assert picker.sample(logits) == ranked[place]
+@pytest.mark.parametrize("spread", [0.0, 0.1, 3.0, 30.0])
+@pytest.mark.parametrize("options", [
+    {"temperature": 2.0},
+    {"temperature": 1.0, "top_p": 0.97},
+    {"temperature": 0.9, "top_k": 4000},
+    {"temperature": 0.8, "top_k": 15_000, "top_p": 0.9},
+])  # fmt: skip
+def test_a_large_vocabulary_is_drawn_from_as_deep_as_it_must(options: dict[str, Any], spread: float) -> None:
+    logits = (np.random.default_rng(8).standard_normal(20_000) * spread).astype(np.float32)
+    full = GenerateOptions(seed=9, **options)
+    picker = Sampler(full, len(logits))
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / full.temperature)
+    ranked = np.array(order(logits))
+    sums = np.cumsum(weights[ranked])
+    count = full.top_k or len(ranked)
+    count = int(np.searchsorted(sums[:count], full.top_p * sums[count - 1])) + 1 if full.top_p < 1 else count
+    for draw in range(40):
+        place = np.searchsorted(sums, uniform(9, draw) * sums[count - 1], side="right")
+        assert picker.sample(logits) == ranked[place]
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}])

@@ -45,6 +45,13 @@ def cut(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
     return text, None
 
 
+def test_a_character_that_a_shown_token_cuts_stays_two_broken_ones(byte_level: tokenizers.Tokenizer) -> None:
+    head, tail = (byte_level.token_to_id(letter) for letter in ("Ã", "©"))  # the bytes of é
+    assert head is not None is not tail
+    stream = TextStream(make(byte_level), spelled={2: "<end>"})
+    assert [*map(stream.push, [head, 2, tail]), stream.finish()] == ["", "\ufffd<end>", "", "\ufffd"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_s1_joined_deltas_equal_the_one_shot_decoding(kind: str, request: pytest.FixtureRequest) -> None:
     source = request.getfixturevalue(kind)

@@ -47,6 +47,7 @@ def segment_of(runtime: NativeRuntime, count: int = 3) -> Segment:
 def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
     fine = segment_of(runtime)
     plan = fine.plans[0]
+    larger = replace(plan.layout, slots=plan.layout.slots + 3)
     wrong = [
         ([], "at least one array"),
         ([replace(fine, sequence=7)], "no such sequence"),
@@ -62,7 +63,7 @@ def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
     for call in (
         lambda: runtime.copy_slots(0, 2, [1]),
         lambda: runtime.copy_slots(0, 1, [65]),
-        lambda: runtime.store(replace(fine, plans=(replace(plan, indices=plan.indices + 62),)), 3),
+        lambda: runtime.store(replace(fine, plans=(replace(plan, start=62, layout=larger),)), 3),
     ):
         with pytest.raises(InternalError, match="called wrongly: kv: "):
             call()
@@ -106,12 +107,11 @@ def test_a_forked_process_is_told_so_and_can_end(held: bool, runtime: NativeRunt
     segment = segment_of(runtime)
     entered, leave = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with runtime._open():
-            entered.set()
-            leave.wait()
+    def hold(_: object) -> None:
+        entered.set()
+        leave.wait()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=runtime._use, args=(hold,))
     if held:
         thread.start()
         entered.wait()
