@@ -37,19 +37,20 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start a worker: the row's name, its interpreter, its module, what it measures, and on which backend."""
+    """How to start a worker: the row's name, its interpreter, its module, what it measures, and of dsedge on what."""
 
     name: str
     python: str
     module: str
     model: Path
     runtime: str = ""
+    kv_dtype: str = "auto"
 
     def start(self, threads: int, context: int) -> Worker:
         """Start it and wait until its model is loaded. Raises WorkerError if it ends instead."""
         line = [self.python, "-m", self.module, str(self.model.resolve()), str(threads), str(context)]
         if self.runtime:
-            line.append(self.runtime)
+            line += [self.runtime, self.kv_dtype]
         return Worker(self.name, line)
 
 

@@ -4,6 +4,7 @@
     python -m benchmarks.speed --ortgenai DIR --ortgenai-python PYTHON --llama FILE.gguf --llama-python PYTHON
     python -m benchmarks.speed --threads 1 --threads 2                     also what a second thread brings
     python -m benchmarks.speed --prompt 128 --prompt 512 --prompt 2048     also how the cost of a prompt grows
+    python -m benchmarks.speed --runtime native --kv-dtype auto --kv-dtype int8 --prompt 7900 --new 64
     python -m benchmarks.speed --large --runtime native --prompt 128 --new 32
 
 Every engine loads its model in a process of its own, one for each number of threads, and waits there. In each round
@@ -25,12 +26,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from benchmarks import engines, limits, models, speed_tables, tables
 from benchmarks.engines import Command, Worker
 from benchmarks.speed_tables import Group
+from edge.kv import KvDtype
 from edge.runtime import RUNTIMES, support
 
 _PEERS = {
@@ -90,10 +93,14 @@ def _commands(options: argparse.Namespace) -> list[Command]:
         bundles = [*bundles, models.large_bundle()]
     bundles = bundles or [models.default_bundle(recipe) for recipe in (models.EQUAL_BITS, models.DEFAULT_RECIPE)]
     found = [
-        Command(f"{path.stem}, {runtime}", sys.executable, "benchmarks.workers.dsedge", path, runtime)
+        Command(
+            f"{path.stem}, {runtime}" + (f", {dtype} KV" if dtype != "auto" else ""),
+            sys.executable, "benchmarks.workers.dsedge", path, runtime, dtype,
+        )
         for path in bundles
         for runtime in options.runtime or _usable()
-    ]
+        for dtype in options.kv_dtype or ["auto"]
+    ]  # fmt: skip
     for peer in _PEERS:
         python, module = getattr(options, f"{peer}_python"), f"benchmarks.workers.{peer}"
         found += [Command(f"{peer}: {model.name}", python, module, model) for model in getattr(options, peer)]
@@ -118,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--runtime", action="append", choices=list(RUNTIMES), help="a backend; repeatable [all that work here]"
+    )
+    parser.add_argument(
+        "--kv-dtype", action="append", choices=get_args(KvDtype), help="how keys and values are kept; repeatable [auto]"
     )
     for peer, (model, package) in _PEERS.items():
         parser.add_argument(

@@ -7,14 +7,15 @@ import time
 
 import edge
 from benchmarks.workers.loop import serve
+from edge.kv import KvDtype
 from edge.pipeline import load
 from edge.runtime import Runtime, support
 
 
-def main(bundle: str, threads: int, context: int, runtime: str) -> None:
-    support(runtime)  # imports the backend, which is not to count as loading
+def main(bundle: str, options: edge.RuntimeOptions) -> None:
+    support(options.runtime)  # imports the backend, which is not to count as loading
     start = time.perf_counter()
-    with load(bundle, edge.RuntimeOptions(runtime=runtime, threads=threads, context=context)) as pipeline:
+    with load(bundle, options) as pipeline:
         loaded = time.perf_counter() - start
 
         def measure(prompt: list[int], new: int) -> tuple[float, float]:
@@ -39,4 +40,6 @@ def kv_rows(runtime: Runtime) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    model, threads, context, runtime, kv_dtype = sys.argv[1:]
+    dtype: KvDtype = kv_dtype  # type: ignore[assignment]  # the options check it
+    main(model, edge.RuntimeOptions(runtime=runtime, threads=int(threads), context=int(context), kv_dtype=dtype))
