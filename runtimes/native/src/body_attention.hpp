@@ -176,11 +176,9 @@ inline void scale_weights(const AttentionTile &a, Piece piece, float *scores) {
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Turns scores into weights e^(score - maximum); hidden positions get 0. `limit`: scores from there on are hidden.
-inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t limit, float *scores,
-                  const Softmax &local) {
+// Makes minus infinity of the scores of a row that are hidden, and caps the others. Returns the largest of each lane.
+inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t limit, float *scores) {
   const int64_t base = span * kSpan;
-  Floats top = splat(-__builtin_inff());
   if (a.softcap > 0)
     for (int64_t i = 0; i < limit; i += 16) {
       const Floats s = load(scores + i);
@@ -192,22 +190,41 @@ inline void weigh(const AttentionTile &a, int64_t span, int64_t row, int64_t lim
     scores[i] = -__builtin_inff();
   for (int64_t i = larger(0, a.position[row] + 1 - base); i < limit; ++i)
     scores[i] = -__builtin_inff();
+  Floats top = splat(-__builtin_inff());
   for (int64_t i = 0; i < limit; i += 16)
     top = max(load(scores + i), top);
+  return top;
+}
+
+// Turns the scores of up to 16 rows into weights e^(score - maximum); hidden positions get 0. `limit`: scores from there
+// on are hidden.
+inline void weigh(const AttentionTile &a, int64_t span, int64_t first, int64_t limit, float *scores,
+                  const Softmax &local) {
+  const int64_t count = smaller(16, a.rows - first);
   const float scale = a.softcap > 0 ? 1.0f : a.scale;
-  float largest = maximum(top) * scale;
-  if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
-    for (int64_t i = 0; i < limit; ++i)
-      largest = scores[i] != scores[i] ? scores[i] : largest;
-  local.maximum[row] = largest;
-  Floats total = splat(0);
-  const float shift = largest > -__builtin_inff() || largest != largest ? -largest : 0; // -∞ less itself would be NaN
-  for (int64_t i = 0; i < limit; i += 16) {
-    const Floats weight = exp(fma(load(scores + i), splat(scale), splat(shift)));
-    store(scores + i, weight);
-    total = add(total, weight);
+  Floats each[16] = {};
+  float maxima[16], totals[16];
+  for (int64_t k = 0; k < count; ++k)
+    each[k] = hide(a, span, first + k, limit, scores + (first + k) * kSpan);
+  store(maxima, mul(across(each, count, Larger{}), splat(scale)));
+  for (int64_t k = 0; k < count; ++k) {
+    float *row = scores + (first + k) * kSpan, &largest = maxima[k];
+    if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
+      for (int64_t i = 0; i < limit; ++i)
+        largest = row[i] != row[i] ? row[i] : largest;
+    local.maximum[first + k] = largest;
+    Floats total = splat(0);
+    const float shift = largest > -__builtin_inff() || largest != largest ? -largest : 0; // -∞ less itself would be NaN
+    for (int64_t i = 0; i < limit; i += 16) {
+      const Floats weight = exp(fma(load(row + i), splat(scale), splat(shift)));
+      store(row + i, weight);
+      total = add(total, weight);
+    }
+    each[k] = total;
   }
-  local.total[row] = sum(total);
+  store(totals, across(each, count, Sum{}));
+  for (int64_t k = 0; k < count; ++k)
+    local.total[first + k] = totals[k];
 }
 
 void merge(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded) {
@@ -251,11 +268,10 @@ inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t cou
       score_piece<decltype(rows)::kCount>(a, keys, piece, row, end, scores);
     }
   });
-  for (int64_t row = 0; row < a.rows; ++row) {
-    weigh(a, span, row, limit, scores + row * kSpan, local);
-    for (int64_t i = 0; i < padded; i += 16)
-      store(local.mix + row * padded + i, splat(0));
-  }
+  for (int64_t row = 0; row < a.rows; row += 16)
+    weigh(a, span, row, limit, scores, local);
+  for (int64_t i = 0; i < a.rows * padded; i += 16)
+    store(local.mix + i, splat(0));
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
       scale_weights(a, pieces[p], scores);

@@ -13,7 +13,7 @@ inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float
     tops[k] = max(abs(a), abs(b));
     squared[k] = fma(a, a, mul(b, b));
   }
-  const Floats top = across(tops, Larger{}), squares = across(squared, Sum{});
+  const Floats top = across(tops, count, Larger{}), squares = across(squared, count, Sum{});
   const Floats peak = mul(mul(top, top), splat(kBlock)), limit = mul(splat(crest * crest), squares);
   const Floats most = where_larger(peak, limit, splat(127.0f * 128), splat(127));
   float scale[16], inverse[16], precise[16], finite[16], sums[16], lows[16] = {};
@@ -42,7 +42,7 @@ inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float
     store_codes(q.hi + to * kBlock + 16, second);
     squared[k] = to_float(add(first, second));
   }
-  store(sums, across(squared, Sum{}));
+  store(sums, across(squared, count, Sum{}));
   for (int64_t k = 0; k < count; ++k)
     q.block[at + k * step] = {scale[k], scale[k] * (sums[k] + lows[k] * (1.0f / 128)), -8 * (int32_t)sums[k],
                               -8 * (int32_t)lows[k]};

@@ -176,13 +176,13 @@ struct Larger { // NaN in any lane may be lost: the sums that follow keep it
 };
 inline float sum(Floats a) { return across(a, Sum{}); }
 inline float maximum(Floats a) { return across(a, Larger{}); }
-// Each of sixteen across its own lanes.
-template <typename Join> inline Floats across(const Floats (&a)[16], const Join &join) {
+// Each of up to sixteen across its own lanes; what is in the lanes of the others does not matter.
+template <typename Join> inline Floats across(const Floats (&a)[16], [[maybe_unused]] int64_t count, const Join &join) {
   if constexpr (kNatives == 1) {
     return {{native_across(a[0].v, join)}};
   } else {
-    float lanes[16];
-    for (int i = 0; i < 16; ++i)
+    float lanes[16] = {};
+    for (int64_t i = 0; i < count; ++i)
       lanes[i] = across(a[i], join);
     return load(lanes);
   }
