@@ -124,7 +124,7 @@ class Progress:
 
 
 class TokenRun:
-    """One answer as ids: `TokenEvent`s, to be iterated over once. `progress` describes it."""
+    """One answer as ids: an iterator of `TokenEvent`s. `progress` describes it."""
 
     def __init__(self, turn: Turn, request: Request) -> None:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
@@ -132,8 +132,8 @@ class TokenRun:
         self.progress = Progress(len(request.prompt), sampler.seed)
         self._events = _run(turn, request, sampler, self.progress)
 
-    def __iter__(self) -> Iterator[TokenEvent]:
-        return self._events
+    def __iter__(self) -> TokenRun:
+        return self
 
     def __next__(self) -> TokenEvent:
         return next(self._events)

@@ -84,7 +84,7 @@ class AngleBlocks:
     def __init__(self, ropes: Sequence[RopeSpec], *, context: int) -> None:
         self._ropes = ropes
         self._context = context
-        self._block = lru_cache(maxsize=64)(self._compute)  # a block for each of many sequences
+        self._block = lru_cache(maxsize=8)(self._compute)  # a block for each of some sequences
 
     def row(self, position: int) -> list[Angles]:
         """cos and sin of one position for each rope, both [1, dim / 2]. Shared: they must not be changed."""

@@ -39,7 +39,7 @@ Words = tuple[int, int, int, int]
 
 _MASK = 0xFFFFFFFF
 _LOWEST = float(np.finfo(np.float32).min)
-_AHEAD = 16  # random numbers that are made at once: the first costs more than all others
+_AHEAD = 16  # random numbers that are made at once: one alone, between two steps of a model, costs several times more
 # Candidates are looked for down to a weight, and further down only if those do not settle the draw. These weights are
 # parts of the sum of all, so that few candidates are as heavy; where the sum is not known, parts of the heaviest one.
 _SHARES = (2.0**-12, 2.0**-18, 0.0)
@@ -191,7 +191,7 @@ class Sampler:
             ids = _ordered(logits, ids)[: top_k or None]
             weights = self._weights(logits[ids], top)
             sums = weights.cumsum()
-            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) <= self._options.min_p:
+            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) < self._options.min_p:
                 break
         return ids, weights, sums
 

@@ -42,7 +42,9 @@ class TextStream:
             return ""
         if token in self._spelled:
             text = self._tokenizer.spell(self._context + self._pending)
-            return self._filter(self._settle(text, len(self._pending)) + self._spelled[token])
+            delta = self._settle(text, len(self._pending)) + self._spelled[token]
+            self._stand_behind(token)
+            return self._filter(delta)
         if self._tokenizer.is_silent(token):
             return ""
         self._pending.append(token)
@@ -65,11 +67,16 @@ class TextStream:
     def _settle(self, text: str, count: int) -> str:
         """Take `text`, the decoding of the context and the first `count` pending tokens, as final; its new part."""
         delta = text[len(self._context_text) :]
-        if self._tokenizer.contextual:
-            self._context = (self._context + self._pending[:count])[-1:]
-            self._context_text = self._tokenizer.spell(self._context)
+        if count:
+            self._stand_behind(self._pending[count - 1])
         del self._pending[:count]
         return delta
+
+    def _stand_behind(self, token: int) -> None:
+        """Decode what follows behind this settled token, where the decoder minds."""
+        if self._tokenizer.contextual:
+            self._context = [token]
+            self._context_text = self._tokenizer.spell(self._context)
 
     def _settle_head(self, text: str) -> str:
         """New settled text where `text` ends in a character that is incomplete or broken; mostly none.

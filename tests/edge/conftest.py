@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from edge.options import RuntimeOptions
 from edge.pipeline import Pipeline
 from runtimes.scripted import write_bundle
-from tests.edge.scripted import FOX, OpenScripted
+from tests.edge.scripted import FOX, OpenScripted, with_file, with_template
 
 CHAT_TOKENS = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]  # ids 0 to 4
 CORPUS = [
@@ -98,13 +99,25 @@ def digits_apart() -> Tokenizer:
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenScripted]:
-    """A pipeline over answers; keywords of `write_bundle` start with `bundle_`, the others are RuntimeOptions."""
+    """A pipeline over answers, perhaps with a chat template of one's own or with control tokens spelled otherwise.
+
+    Of the other keywords, those of `write_bundle` start with `bundle_`; the rest are RuntimeOptions.
+    """
     monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
     pipelines: list[Pipeline] = []
 
-    def make(*answers: Any, **options: Any) -> Pipeline:
+    def make(
+        *answers: Any, template: str | None = None, rename: Mapping[str, str] | None = None, **options: Any
+    ) -> Pipeline:
         written = {name[7:]: options.pop(name) for name in list(options) if name.startswith("bundle_")}
         bundle = write_bundle(tmp_path / f"{len(pipelines)}.dsedge", answers or [FOX], **written)
+        if template is not None:
+            bundle = with_template(bundle, template)
+        if rename:
+            text = (bundle.path / "tokenizer.json").read_text(encoding="utf-8")
+            for old, new in rename.items():
+                text = text.replace(json.dumps(old), json.dumps(new))
+            bundle = with_file(bundle, "tokenizer.json", text)
         pipelines.append(Pipeline(bundle, RuntimeOptions(runtime="scripted", **options)))
         return pipelines[-1]
 

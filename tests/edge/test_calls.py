@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from edge.calls import FORMATS, CallFormat, control_tags, find_formats
 from edge.generation import Result
-from edge.options import GenerateOptions, RuntimeOptions
+from edge.options import GenerateOptions
 from edge.pipeline import Pipeline
 from edge.reasoning import Tags
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
-from runtimes.scripted import SPECIAL, write_bundle
-from tests.edge.scripted import with_file, with_template
+from runtimes.scripted import SPECIAL
+from tests.edge.scripted import OpenScripted
 
 THINK = Tags("<think>", "</think>", {})
 HERMES, PHI, GRANITE, MISTRAL, OLMO, PYTHON_TAG, BARE, BARE_TYPED = ((style,) for style in FORMATS)
@@ -33,7 +33,6 @@ ROME = '{"name": "weather", "arguments": {"city": "Rome"}}'
 OPEN = [("weather", {"city": "Paris"})]
 BOTH = [*OPEN, ("weather", {"city": "Rome"})]
 Calls = list[tuple[str, Any]]
-Open = Callable[..., Pipeline]
 
 
 def join(deltas: Sequence[Delta]) -> tuple[str, str, Calls]:
@@ -243,22 +242,9 @@ QWEN = (
 
 
 @pytest.fixture
-def caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """A pipeline over scripted answers with a template, and perhaps a tokenizer, of one's own."""
-    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
-    opened: list[Pipeline] = []
-
-    def make(*answers: str | list[int], template: str = QWEN, rename: dict[str, str] | None = None) -> Pipeline:
-        bundle = with_template(write_bundle(tmp_path / f"{len(opened)}.dsedge", answers), template)
-        text = (bundle.path / "tokenizer.json").read_text(encoding="utf-8")
-        for old, new in (rename or {}).items():
-            text = text.replace(json.dumps(old), json.dumps(new))
-        opened.append(Pipeline(with_file(bundle, "tokenizer.json", text), RuntimeOptions(runtime="scripted")))
-        return opened[-1]
-
-    yield make
-    for pipeline in opened:
-        pipeline.close()
+def caller(opened: OpenScripted) -> OpenScripted:
+    """`opened` with a template that takes tools."""
+    return partial(opened, template=QWEN)
 
 
 def streamed(pipeline: Pipeline, **options: Any) -> tuple[str, str, Calls, Result]:
@@ -268,7 +254,7 @@ def streamed(pipeline: Pipeline, **options: Any) -> tuple[str, str, Calls, Resul
     return *join(deltas), stream.result
 
 
-def test_v6_calls_are_the_same_in_stream_and_result(caller: Open) -> None:
+def test_v6_calls_are_the_same_in_stream_and_result(caller: OpenScripted) -> None:
     pipeline = caller(f"Sure.\n<tool_call>\n{PARIS}\n</tool_call>\n<tool_call>\n{ROME}\n</tool_call>")
     reasoning, answer, calls, result = streamed(pipeline, tools=TOOLS)
     assert (reasoning, answer, calls) == ("", "Sure.", BOTH)
@@ -283,7 +269,7 @@ def test_v6_calls_are_the_same_in_stream_and_result(caller: Open) -> None:
     assert ("".join(pieces), all(pieces)) == ("Sure.", True)
 
 
-def test_calls_of_tools_that_nobody_offered_are_text(caller: Open) -> None:
+def test_calls_of_tools_that_nobody_offered_are_text(caller: OpenScripted) -> None:
     text = f"Qwen writes <tool_call>{PARIS}</tool_call>"
     pipeline = caller(text)
     result = pipeline.complete("hi")
@@ -295,7 +281,7 @@ def test_calls_of_tools_that_nobody_offered_are_text(caller: Open) -> None:
     assert len(pipeline.complete(by_message).tool_calls) == 1
 
 
-def test_a_cut_call_is_text_and_the_reason_stays(caller: Open) -> None:
+def test_a_cut_call_is_text_and_the_reason_stays(caller: OpenScripted) -> None:
     pipeline = caller(f"<tool_call>{PARIS}</tool_call>")
     cut = pipeline.complete("hi", GenerateOptions(max_tokens=20), tools=TOOLS)
     assert (cut.text, cut.tool_calls, cut.finish_reason) == (f"<tool_call>{PARIS}"[:20], (), "length")
@@ -305,7 +291,7 @@ def test_a_cut_call_is_text_and_the_reason_stays(caller: Open) -> None:
     assert (stopped.text, len(stopped.tool_calls), stopped.finish_reason) == ("", 1, "stop")
 
 
-def test_a_control_token_opens_a_call_and_is_hidden_otherwise(caller: Open) -> None:
+def test_a_control_token_opens_a_call_and_is_hidden_otherwise(caller: OpenScripted) -> None:
     tag = 256 + SPECIAL.index("<|system|>")
     answer = [*b"ok ", tag, *b' [{"name": "weather", "arguments": {"city": "Paris"}}]']
     template = QWEN.replace("<tool_call></tool_call>", "[TOOL_CALLS]")
@@ -315,7 +301,7 @@ def test_a_control_token_opens_a_call_and_is_hidden_otherwise(caller: Open) -> N
     assert pipeline.complete("hi").text == f"ok  [{PARIS}]"
 
 
-def test_an_answer_with_calls_goes_back_into_the_conversation(caller: Open) -> None:
+def test_an_answer_with_calls_goes_back_into_the_conversation(caller: OpenScripted) -> None:
     pipeline = caller(f"Sure.\n<tool_call>\n{PARIS}\n</tool_call>")
     result = pipeline.complete("hi", tools=TOOLS)
     message = result.to_message()

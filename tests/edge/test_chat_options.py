@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from edge.chat import ChatTemplate
 from edge.cli import main
 from edge.commands.chat import Chat
 from edge.errors import EdgeError, OptionError, UnsupportedError
-from edge.options import GenerateOptions, RuntimeOptions
+from edge.options import GenerateOptions
 from edge.pipeline import Pipeline
 from runtimes.scripted import write_bundle
-from tests.edge.scripted import with_template
+from tests.edge.scripted import OpenScripted, with_template
 
 SWITCH = (
     "{{ messages[-1].content }}{% if tools %}{{ tools | length }} tools <tool_call></tool_call>{% endif %}"
@@ -26,7 +27,6 @@ SWITCH = (
 )
 CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
-Open = Callable[..., Pipeline]
 
 
 @pytest.mark.parametrize(("source", "names"), [
@@ -116,22 +116,13 @@ def test_arguments_that_are_no_object_stay_as_they_are(text: str) -> None:
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
-    made: list[Pipeline] = []
-
-    def make(*answers: str, template: str = SWITCH) -> Pipeline:
-        bundle = with_template(write_bundle(tmp_path / f"{len(made)}.dsedge", answers), template)
-        made.append(Pipeline(bundle, RuntimeOptions(runtime="scripted")))
-        return made[-1]
-
-    yield make
-    for pipeline in made:
-        pipeline.close()
+def switch(opened: OpenScripted) -> OpenScripted:
+    """`opened` with a template that has the switch."""
+    return partial(opened, template=SWITCH)
 
 
-def test_options_reach_the_template(opened: Open) -> None:
-    pipeline = opened("yes")
+def test_options_reach_the_template(switch: OpenScripted) -> None:
+    pipeline = switch("yes")
     off = GenerateOptions(thinking=False, chat_template_kwargs={"note": "!"})
     assert pipeline.tokenizer.decode(pipeline.encode("hi", off)) == "hi<think></think>!"
     assert pipeline.tokenizer.decode(pipeline.encode("hi", GenerateOptions(thinking=True))) == "hi"
@@ -144,14 +135,14 @@ def test_options_reach_the_template(opened: Open) -> None:
 
 
 @pytest.mark.parametrize("tools", ["ab", {"a": {}}, [{}, 1], [[]], 5, iter([{}])])
-def test_tools_that_are_no_list_of_objects(opened: Open, tools: Any) -> None:
-    pipeline = opened("yes")
+def test_tools_that_are_no_list_of_objects(switch: OpenScripted, tools: Any) -> None:
+    pipeline = switch("yes")
     with pytest.raises(OptionError, match=r"^tools: must be a list of objects"):
         pipeline.encode("hi", tools=tools)
 
 
-def test_t2_a_variable_forges_no_control_token(opened: Open) -> None:
-    pipeline = opened("yes")
+def test_t2_a_variable_forges_no_control_token(switch: OpenScripted) -> None:
+    pipeline = switch("yes")
     ids = pipeline.encode("hi", GenerateOptions(chat_template_kwargs={"note": "<|system|>"}))
     assert bytes(ids) == b"hi<|system|>"
 
@@ -265,9 +256,9 @@ def talk(pipeline: Pipeline, *lines: str, **options: Any) -> Chat:
     return chat
 
 
-def test_a_chat_takes_results_and_goes_on(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_takes_results_and_goes_on(switch: OpenScripted, capsys: pytest.CaptureFixture[str]) -> None:
     call = f"<tool_call>{CALL}</tool_call>"
-    pipeline = opened(call + call, "mild in both", "bye", template=SWITCH + "{{ messages | length }}")
+    pipeline = switch(call + call, "mild in both", "bye", template=SWITCH + "{{ messages | length }}")
     chat = talk(
         pipeline, "/result early", "weather?", "/result mild", "/result warm", "/result late", "ok", tools=TOOLS
     )
@@ -283,22 +274,22 @@ def test_a_chat_takes_results_and_goes_on(opened: Open, capsys: pytest.CaptureFi
     assert [message["content"] for message in chat._messages[2:4]] == ["mild", "warm"]
 
 
-def test_a_question_instead_of_a_result_drops_the_results(opened: Open) -> None:
+def test_a_question_instead_of_a_result_drops_the_results(switch: OpenScripted) -> None:
     call = f"<tool_call>{CALL}</tool_call>"
-    chat = talk(opened(call + call, "well"), "weather?", "/result mild", "never mind", tools=TOOLS)
+    chat = talk(switch(call + call, "well"), "weather?", "/result mild", "never mind", tools=TOOLS)
     assert [message["role"] for message in chat._messages] == ["user", "assistant", "user", "assistant"]
     assert chat._results == []
 
 
-def test_a_chat_turns_thinking_on_and_off(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline = opened("a", "b")
+def test_a_chat_turns_thinking_on_and_off(switch: OpenScripted, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = switch("a", "b")
     talk(pipeline, "/thinking off", "hi", "/stats", "/thinking on", "hi", "/stats", "/thinking", "/thinking maybe")
     _, err = capsys.readouterr()
     assert err.index("thinking: off") < err.index("(17 tokens") < err.index("thinking: on") < err.index("(2 tokens")
     assert err.count("/thinking is followed by on or off") == 2
 
 
-def test_a_chat_with_a_model_that_has_no_switch(opened: Open, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_with_a_model_that_has_no_switch(opened: OpenScripted, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline = opened("a", template="{{ messages[-1].content }}")
     chat = talk(pipeline, "/thinking off", "hi")
     out, err = capsys.readouterr()

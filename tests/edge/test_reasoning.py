@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,12 @@ from hypothesis import strategies as st
 
 from edge.commands.chat import Chat
 from edge.errors import OptionError, UnsupportedError
-from edge.options import GenerateOptions, RuntimeOptions
-from edge.pipeline import Pipeline
+from edge.options import GenerateOptions
 from edge.reasoning import Tags, find_tags, is_opened
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
-from runtimes.scripted import write_bundle
-from tests.edge.scripted import with_template
+from tests.edge.scripted import OpenScripted
 
 THINK = Tags("<think>", "</think>", {})
 # As DeepSeek-R1's: older answers lose their reasoning, and the prompt ends inside the next one.
@@ -35,7 +31,6 @@ QWEN = (
     "{{ m.content }}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-Open = Callable[..., Pipeline]
 
 
 def split(pieces: list[str], *, opened: bool) -> tuple[str, str]:
@@ -95,29 +90,13 @@ def test_what_is_certain_is_not_held_back() -> None:
     assert splitter.push(" ") == [Delta(" ")]
 
 
-@pytest.fixture
-def reasoner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """A pipeline over scripted answers with a template of one's own."""
-    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
-    opened: list[Pipeline] = []
-
-    def make(template: str, *answers: str) -> Pipeline:
-        bundle = with_template(write_bundle(tmp_path / f"{len(opened)}.dsedge", answers), template)
-        opened.append(Pipeline(bundle, RuntimeOptions(runtime="scripted")))
-        return opened[-1]
-
-    yield make
-    for pipeline in opened:
-        pipeline.close()
-
-
 @pytest.mark.parametrize(("template", "answer"), [
     (R1, "reason</think>\n\nanswer"),
     (QWEN, "<think>\nreason\n</think>\n\nanswer"),
     ("<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|><think>\n", "reason</think>\n\nanswer"),
 ])  # fmt: skip
-def test_t7_reasoning_is_apart_in_stream_and_result(reasoner: Open, template: str, answer: str) -> None:
-    pipeline = reasoner(template, answer)
+def test_t7_reasoning_is_apart_in_stream_and_result(opened: OpenScripted, template: str, answer: str) -> None:
+    pipeline = opened(answer, template=template)
     result = pipeline.complete("why?")
     assert (result.reasoning, result.text, result.finish_reason) == ("reason", "answer", "stop")
     assert "".join(pipeline.stream("why?")) == "answer"
@@ -129,44 +108,46 @@ def test_t7_reasoning_is_apart_in_stream_and_result(reasoner: Open, template: st
     assert (stream.result.reasoning, stream.result.text) == ("reason", "answer")
 
 
-def test_t7_a_template_that_opens_and_closes_leaves_the_answer_alone(reasoner: Open) -> None:
-    result = reasoner(R1.replace("<think>\n", "<think>\n\n</think>\n\n"), "answer").complete("why?")
+def test_t7_a_template_that_opens_and_closes_leaves_the_answer_alone(opened: OpenScripted) -> None:
+    result = opened("answer", template=R1.replace("<think>\n", "<think>\n\n</think>\n\n")).complete("why?")
     assert (result.reasoning, result.text) == ("", "answer")
 
 
-def test_t7_a_user_who_writes_the_tag_opens_nothing(reasoner: Open) -> None:
-    result = reasoner(QWEN, "answer").complete("<think>")
+def test_t7_a_user_who_writes_the_tag_opens_nothing(opened: OpenScripted) -> None:
+    result = opened("answer", template=QWEN).complete("<think>")
     assert (result.reasoning, result.text) == ("", "answer")
 
 
-def test_a_model_without_tags_and_a_raw_text_are_not_split(reasoner: Open) -> None:
+def test_a_model_without_tags_and_a_raw_text_are_not_split(opened: OpenScripted) -> None:
     plain = "<|{{ messages[0].role }}|>{{ messages[0].content }}<|end|><|assistant|>"
-    assert reasoner(plain, "<think>a</think>b").complete("hi").text == "<think>a</think>b"
-    raw = reasoner(R1, "a</think>b").complete("<think>", raw=True)
+    assert opened("<think>a</think>b", template=plain).complete("hi").text == "<think>a</think>b"
+    raw = opened("a</think>b", template=R1).complete("<think>", raw=True)
     assert (raw.reasoning, raw.text) == ("", "a</think>b")
 
 
-def test_cut_reasoning_is_no_answer_and_stop_strings_end_it(reasoner: Open) -> None:
-    pipeline = reasoner(R1, "reason</think>answer")
+def test_cut_reasoning_is_no_answer_and_stop_strings_end_it(opened: OpenScripted) -> None:
+    pipeline = opened("reason</think>answer", template=R1)
     cut = pipeline.complete("why?", GenerateOptions(max_tokens=4))
     assert (cut.reasoning, cut.text, cut.finish_reason) == ("reas", "", "length")
     stopped = pipeline.complete("why?", GenerateOptions(stop=("son",)))
     assert (stopped.reasoning, stopped.text, stopped.stop) == ("rea", "", "son")
 
 
-def test_t7_older_reasoning_is_handled_as_the_template_says(reasoner: Open) -> None:
+def test_t7_older_reasoning_is_handled_as_the_template_says(opened: OpenScripted) -> None:
     turn = {"role": "assistant", "content": "4", "reasoning_content": "2+2"}
-    pipeline = reasoner(QWEN, "x")
+    pipeline = opened("x", template=QWEN)
     asked = [{"role": "user", "content": "2+2?"}, turn]
     assert "2+2\n</think>" in pipeline.tokenizer.decode(pipeline.encode(asked))
     later = pipeline.encode([*asked, {"role": "user", "content": "sure?"}])
     assert pipeline.tokenizer.decode(later) == "2+2?4sure?"
     whole = [{"role": "assistant", "content": "2+2</think>4"}, {"role": "user", "content": "sure?"}]
-    assert pipeline.tokenizer.decode(reasoner(R1, "x").encode(whole)) == "4sure?<think>\n"
+    assert pipeline.tokenizer.decode(opened("x", template=R1).encode(whole)) == "4sure?<think>\n"
 
 
-def test_t7_the_chat_keeps_reasoning_apart_from_the_turn(reasoner: Open, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline = reasoner(QWEN, "<think>\nhm\n</think>\n\nyes", "<think>\nhm again\n</think>\n\nno")
+def test_t7_the_chat_keeps_reasoning_apart_from_the_turn(
+    opened: OpenScripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = opened("<think>\nhm\n</think>\n\nyes", "<think>\nhm again\n</think>\n\nno", template=QWEN)
     lines = iter(["really?", "and now?"])
 
     def read() -> str:
@@ -202,12 +183,12 @@ def test_tags_that_are_control_tokens(byte_level: tokenizers.Tokenizer) -> None:
     assert find_tags("", Tokenizer(byte_level.to_str(), bos=1, eos=(2,), add_bos=False, special={})) is None
 
 
-def test_tools_reach_a_template_that_takes_them_and_no_other(reasoner: Open) -> None:
+def test_tools_reach_a_template_that_takes_them_and_no_other(opened: OpenScripted) -> None:
     tools = [{"type": "function", "function": {"name": "clock"}}]
-    pipeline = reasoner(QWEN, "x")
+    pipeline = opened("x", template=QWEN)
     assert '"clock"' in pipeline.tokenizer.decode(pipeline.encode("hi", tools=tools))
     assert pipeline.complete("hi", tools=tools).prompt_tokens > pipeline.complete("hi").prompt_tokens
     with pytest.raises(UnsupportedError, match="takes no tools"):
-        reasoner(R1, "x").complete("hi", tools=tools)
+        opened("x", template=R1).complete("hi", tools=tools)
     with pytest.raises(OptionError, match="raw prompt"):
         pipeline.complete("hi", raw=True, tools=tools)

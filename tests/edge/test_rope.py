@@ -94,7 +94,7 @@ def test_angles_are_exact_far_from_the_origin() -> None:
 
 
 def test_angles_of_one_position_after_another_are_those_of_many() -> None:
-    ropes = (RopeSpec(8, 10_000.0), RopeSpec(4, 1e6, "linear", factor=2.0))
+    ropes = (RopeSpec(8, 10_000.0), RopeSpec(4, 1e6, "dynamic", factor=2.0, original_context=50))
     blocks = AngleBlocks(ropes, context=100)
     for position in (0, 1, 63, 64, 65, 200, 3, 10**9, 10**9 + 64):
         found = blocks.row(position)

@@ -278,6 +278,14 @@ def test_a_large_vocabulary_is_drawn_from_as_deep_as_it_must(options: dict[str, 
         assert picker.sample(logits) == ranked[place]
 
 
+def test_weights_that_round_to_one_all_pass_a_min_p_of_one() -> None:
+    logits = (np.random.default_rng(8).standard_normal(20_000) * 1e-20).astype(np.float32)
+    picker = Sampler(GenerateOptions(seed=9, temperature=1.0, top_p=0.5, min_p=1.0), len(logits))
+    ranked = order(logits)
+    for draw in range(20):
+        assert picker.sample(logits) == ranked[int(10_000 * uniform(9, draw))]
+
+
 @pytest.mark.parametrize("options", [{"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.7}])
 def test_the_exact_sum_decides_where_the_rough_one_cannot(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
