@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edge import rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores
-from edge.errors import BundleError, ClosedError, InternalError, OptionError
+from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
@@ -114,8 +114,8 @@ class NativeRuntime:
     def _use(self, call: Callable[..., Result], *arguments: Any) -> Result:
         """What `call` makes of the engine and the arguments, one call at a time.
 
-        Raises ClosedError once it is closed and in a forked process, OptionError without memory, InternalError for
-        what the engine refuses.
+        Raises ClosedError once it is closed and in a forked process, OptionError without memory, NumericsError for
+        keys that cannot be kept, InternalError for what the engine refuses.
         """
         if os.getpid() != self._process:
             raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
@@ -126,6 +126,8 @@ class NativeRuntime:
                 return call(self._engine, *arguments)
             except MemoryError as error:
                 raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
+            except OverflowError as error:
+                raise NumericsError(f"the native engine: {error}") from error
             except (ValueError, TypeError, IndexError) as error:
                 raise InternalError(f"the native engine was called wrongly: {error}") from error
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -74,6 +75,8 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     blocks = std::max(blocks, q.blocks);
     flags = std::max(flags, count);
   }
+  if (flags > std::numeric_limits<int32_t>::max())
+    throw std::invalid_argument("program: more quantized blocks than can be counted");
   for (Scratch &s : views.scratch) {
     s.panel = carver.take<uint8_t>(panel_bytes_);
     s.results = carver.take<float>(std::max(rows, wanted) * kPanel);

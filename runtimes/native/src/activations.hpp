@@ -13,7 +13,7 @@ struct Scratch {
   float *queries, *scores, *local, *sums; // an attention tile: [pairs][padded], [pairs][kSpan], mix, [4][pairs]
   int64_t *positions;                     // [pairs]
   Flagged flagged;                        // of what the linear `flagged_in` reads
-  int64_t flagged_in = -1;                // instruction of a run
+  int64_t flagged_in = -1;                // number of an instruction, counted on from run to run
 };
 
 // Finds the flagged blocks of the first `rows` rows.

@@ -10,7 +10,7 @@ template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
 };
 
-constexpr int kMostRows = 5; // rows that are computed together; their sums with 64 numbers of values fill 20 registers
+constexpr int kMostRows = 5; // rows that are computed together: with 64 numbers of values their sums are 20 registers of AVX-512
 
 template <int kRows, typename Work> inline void in_groups(int64_t count, int64_t row, int64_t end, const Work &work) {
   if (count == kRows)
@@ -183,7 +183,7 @@ inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t li
     for (int64_t i = 0; i < limit; i += 16) {
       const Floats s = load(scores + i);
       const Floats capped = mul(splat(a.softcap), tanh(div(mul(s, splat(a.scale)), splat(a.softcap))));
-      store(scores + i, unless_hidden(s, capped));
+      store(scores + i, where_finite(s, capped));
     }
   // Hidden are those before the window, but for sinks, and those after the query.
   for (int64_t i = larger(0, a.sinks - base); i < smaller(limit, a.position[row] - a.window + 1 - base); ++i)
@@ -263,8 +263,9 @@ inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t cou
   in_groups(a.rows, [&](auto rows, int64_t row) {
     for (int64_t p = 0; p < count; ++p) {
       const Piece piece = until(pieces[p], a.position[row + rows.kCount - 1]);
-      // What follows the last piece is hidden, so that scores may be written there.
-      const int64_t end = p + 1 < count ? piece.position % kSpan + piece.count : kSpan;
+      // Behind the rows' own positions all is hidden, so that scores may be written there.
+      const bool to_the_end = p + 1 == count && piece.position + piece.count > a.position[row + rows.kCount - 1];
+      const int64_t end = to_the_end ? kSpan : piece.position % kSpan + piece.count;
       score_piece<decltype(rows)::kCount>(a, keys, piece, row, end, scores);
     }
   });
@@ -356,9 +357,10 @@ template <typename T> inline bool write_head(const HeadStore &s, int64_t slot, c
     s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
     if (value)
       s.value_scales[slot] = write_codes(value, s.dim, values, 1);
-    return is_finite(s.key_scales[slot]) && is_finite(s.value_scales[slot]);
+    return is_finite(s.key_scales[slot]) && (!value || is_finite(s.value_scales[slot]));
   } else {
-    return write_numbers(key, s.dim, keys, 16) & (!value || write_numbers(value, s.dim, values, 1));
+    const bool fine = write_numbers(key, s.dim, keys, 16);
+    return (!value || write_numbers(value, s.dim, values, 1)) && fine;
   }
 }
 

@@ -8,6 +8,9 @@ struct Pair { // 32 rows
 
 template <int kBits> struct Bits {};
 
+// A token alone, for which nobody looks for flagged blocks, must be streamed.
+static_assert(kTokens > 1 && kUnpackFrom > 1);
+
 constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
 inline void fetch_ahead(const uint8_t *group, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64)

@@ -9,31 +9,27 @@ constexpr float kHalfBias = 72057594037927936.0f; // 2^56
 
 inline const uint16_t *halves(const Pairs *p) { return (const uint16_t *)p; }
 
-// Queries as pairs of dimensions, in the place of the floats.
-inline void pack_queries(const Pairs *, AttentionTile &a) {
-  for (int64_t row = 0; row < a.rows; ++row) {
-    float *query = a.queries + row * a.store.padded;
-    for (int64_t d = 0; d < a.store.padded; d += 32) {
-      const int64_t left = a.store.padded - d;
-      const Floats first = mul(load(query + d), splat(kHalfBias));
-      const Floats second = left > 16 ? mul(load(query + d + 16), splat(kHalfBias)) : splat(0);
-      const NativeInt pairs = native_neighbours(first.v[0], second.v[0]);
-      __builtin_memcpy(query + d / 2, &pairs, left > 16 ? 64 : 32);
-    }
+// `count` floats, a multiple of 16, become pairs of neighbours, each times `factor`, in their place.
+inline void to_pairs(float *x, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; i += 32) {
+    const bool both = i + 16 < count;
+    const Floats first = mul(load(x + i), splat(factor)), second = both ? mul(load(x + i + 16), splat(factor)) : splat(0);
+    const NativeInt pairs = native_neighbours(first.v[0], second.v[0]);
+    __builtin_memcpy(x + i / 2, &pairs, both ? 64 : 32);
   }
+}
+
+// Queries as pairs of dimensions. The tag puts off the search for the name, which other sets lack, until it is needed.
+inline void pack_queries(const Pairs *, AttentionTile &a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    to_pairs(a.queries + row * a.store.padded, a.store.padded, kHalfBias);
   a.scale *= kHalfBias;
 }
 
-// Weights up to `limit` as pairs of an even position and the next, in the place of the floats.
+// Weights up to `limit` as pairs of an even position and the next.
 inline void pack_weights(const Pairs *, int64_t rows, int64_t limit, float *scores) {
-  for (int64_t row = 0; row < rows; ++row, scores += kSpan)
-    for (int64_t i = 0; i < limit; i += 32) {
-      const Floats bias = splat(kHalfBias * kHalfBias);
-      const Floats first = mul(load(scores + i), bias);
-      const Floats second = i + 16 < limit ? mul(load(scores + i + 16), bias) : splat(0);
-      const NativeInt pairs = native_neighbours(first.v[0], second.v[0]);
-      __builtin_memcpy(scores + i / 2, &pairs, 64);
-    }
+  for (int64_t row = 0; row < rows; ++row)
+    to_pairs(scores + row * kSpan, limit, kHalfBias * kHalfBias);
 }
 
 inline uint32_t pair_at(const float *pairs, int64_t index) {

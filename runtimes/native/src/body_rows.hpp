@@ -1,4 +1,4 @@
-// Operations on one row of activations.
+// Operations on rows of activations.
 #pragma once
 
 // The codes of up to 16 blocks of 32 numbers, the first from `x` on and each of the others `stride` numbers further, into

@@ -31,6 +31,7 @@ public:
   // All of these throw std::invalid_argument for what does not exist or fit.
   void pack(int32_t matrix, int32_t part, const SourceRows &rows);
   RowBytes row_bytes(int32_t matrix) const;
+  // Where a key or a value cannot be kept (write_row), all logits become NaN.
   void forward(const Forward &forward);
   // Rows of a buffer after a forward, as many as it had or, of a buffer of selected rows, as were wanted:
   // `out` [rows][width].

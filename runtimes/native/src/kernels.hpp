@@ -84,7 +84,8 @@ struct Softmax {
 
 struct Kernels {
   const char *name;
-  // out [tokens][32] = the rows of a panel times quantized activations. `scratch` holds the panel's codes as bytes.
+  // out [tokens][32] = the rows of a panel times quantized activations; of one token `Flagged` is not looked at.
+  // `scratch` holds the panel's codes as bytes.
   void (*panel)(const Matrix &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
                 float *out);
   // The same from float activations x [tokens][stride], for raw weights and for verification. `scratch` holds floats.

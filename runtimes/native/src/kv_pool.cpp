@@ -180,7 +180,8 @@ void KvPool::rotate_sinks(int64_t sequence, int32_t layer, const std::vector<flo
       const float *key = sink_keys(sequence, layer, head) + slot * shape_.dim;
       std::memcpy(turned.data(), key, turned.size() * 4);
       kernels_.rope(turned.data(), 1, shape_.dim, half * 2, cos.data(), sin.data());
-      check(kernels_.write_row(s, slot, turned.data(), nullptr), "kv: a sink turns into what the cache cannot hold");
+      if (!kernels_.write_row(s, slot, turned.data(), nullptr))
+        throw std::overflow_error("a key of a sink is more than the cache's format holds");
     }
   }
 }

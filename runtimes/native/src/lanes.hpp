@@ -95,8 +95,8 @@ inline Floats max(Floats a, Floats b) {
   EACH(a.v[i] = native_max(a.v[i], b.v[i]));
   return a;
 }
-inline Floats unless_hidden(Floats score, Floats x) { // minus infinity where the score is that, else x
-  EACH(x.v[i] = score.v[i] < -3.4028234e38f ? score.v[i] : x.v[i]);
+inline Floats where_finite(Floats score, Floats x) { // x, but the score where that is an infinity or NaN
+  EACH(x.v[i] = score.v[i] - score.v[i] == 0 ? x.v[i] : score.v[i]);
   return x;
 }
 inline Floats where_larger(Floats a, Floats b, Floats x, Floats y) { // x where a > b, else y

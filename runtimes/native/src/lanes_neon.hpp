@@ -6,8 +6,8 @@ constexpr int kNative = 16;
 constexpr int kTokens = 2;
 constexpr int kUnpackFrom = kTokens; // tokens: unpacking a panel's codes pays from there on
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
-#ifdef __ARM_FEATURE_MATMUL_INT8
 constexpr bool kPairDots = false;
+#ifdef __ARM_FEATURE_MATMUL_INT8
 constexpr bool kMatrixDots = true;
 #else
 constexpr bool kMatrixDots = false;

@@ -17,8 +17,8 @@ namespace {
 constexpr int kBits = Pool::kBits;
 constexpr uint64_t kMask = Pool::kMostUnits;
 constexpr uint64_t kEpochs = uint64_t{1} << 24;
-constexpr int kPatience = 2000;                             // looks at a word before the core is offered to others
-constexpr auto kAwake = std::chrono::milliseconds(1);            // a worker waits so long for the next run, then sleeps
+constexpr int kPatience = 2000;                  // looks at a word before the core is offered to others
+constexpr auto kAwake = std::chrono::milliseconds(1); // a worker waits so long for the next run, then sleeps
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)

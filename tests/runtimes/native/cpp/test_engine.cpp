@@ -79,6 +79,8 @@ void test_sets_agree(Sizes shape) {
       for (size_t i = 0; i < found.size(); ++i)
         expect(std::fabs(found[i] - expected[i]) < 0.05f, std::string("kernel sets agree: ") + name);
     }
+    if (find_kernels("i8mm"))
+      expect(same(run("i8mm", 1, {30, 9}, 40, shape), run("neon", 1, {30, 9}, 40, shape)), "i8mm gives the bits of neon");
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <stdexcept>
 
 using namespace dsedge;
 using namespace dsedge::test;
@@ -135,6 +136,22 @@ void test_forwards(const Kernels &kernels) {
   }
 }
 
+// A sink whose parts float16 holds, until they are turned onto each other.
+void test_sinks_that_cannot_be_kept() {
+  KvPool pool(shape_of(KvFormat::kFloat16), *find_kernels(""));
+  const std::vector<float> key(kDim, 60'000), value(kDim, 0), half(kDim / 2, 0.70710678f);
+  for (int32_t head = 0; head < kKvHeads; ++head)
+    expect(find_kernels("")->write_row(pool.head(0, 0, head), kSlots, key.data(), value.data()), "60,000 is a float16");
+  pool.store(0, 0, {0}, kSlots);
+  bool told = false;
+  try {
+    pool.rotate_sinks(0, 0, half, half);
+  } catch (const std::overflow_error &) {
+    told = true;
+  }
+  expect(told, "a sink that cannot be kept is told");
+}
+
 } // namespace
 
 int main() {
@@ -145,6 +162,7 @@ int main() {
   }
   for (KvFormat format : kFormats)
     test_moves(format);
+  test_sinks_that_cannot_be_kept();
   std::puts("all passed");
   return 0;
 }
