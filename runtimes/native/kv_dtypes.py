@@ -8,8 +8,8 @@ from edge.bundle import Bundle
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
-# Products of bfloat16 pairs, which the engine uses for float16, round each number by up to 1/256 of itself: sums of such
-# constants would be off by as much as the rest of them adds up to.
+# Products of bfloat16 pairs, which the engine uses for float16, round each number by up to 1/256 of itself: sums of
+# such constants would be off by as much as the rest of them adds up to.
 _MOST = 4.0
 
 
