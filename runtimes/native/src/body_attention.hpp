@@ -10,7 +10,8 @@ template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
 };
 
-constexpr int kMostRows = 5; // rows that are computed together: with 64 numbers of values their sums are 20 registers of AVX-512
+// Rows that are computed together: with 64 numbers of values their sums are 20 registers of AVX-512.
+constexpr int kMostRows = 5;
 
 template <int kRows, typename Work> inline void in_groups(int64_t count, int64_t row, int64_t end, const Work &work) {
   if (count == kRows)
@@ -34,41 +35,49 @@ struct Pairs {
 template <typename T> constexpr bool kIsPairs = false;
 template <> constexpr bool kIsPairs<Pairs> = true;
 
+inline Floats load_wide(const float *p) { return load(p); }
+inline Floats load_wide(const uint16_t *p) { return load_half(p); }
+inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
+inline Floats add_product(const float *x, int64_t at, Floats line, Floats sum) { return fma(splat(x[at]), line, sum); }
+
+// Fetches values long before they are needed. `lane`: of lanes that are read 16 by 16.
+template <typename T> inline void fetch_values(const T *row, int64_t lane) {
+  if (lane % 32 == 0)
+    __builtin_prefetch((const char *)(row + lane) + kKvAhead);
+}
+
+// Calls `work(at, line)` for each row of values; `at` is its index in the weights, line(lane) sixteen of its numbers.
+template <typename T, typename Work>
+inline void each_line(const T *values, int64_t stride, int64_t first, int64_t count, const Work &work) {
+  for (int64_t i = 0; i < count; ++i)
+    work(first + i, [&](int64_t lane) __attribute__((always_inline)) {
+      fetch_values(values + i * stride, lane);
+      return load_wide(values + i * stride + lane);
+    });
+}
+
 #ifdef __AVX512BF16__
 #include "body_pairs.hpp"
 #endif
 
-inline Floats load_wide(const float *p) { return load(p); }
-inline Floats load_wide(const uint16_t *p) { return load_half(p); }
-inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
-// Whether what was stored is a finite number. What is not becomes NaN: an infinity could turn into a weight of 0, or into
-// the soft-cap, unnoticed.
-inline bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
-inline bool store_wide(float *p, float x) {
-  *p = x;
-  return x - x == 0;
-}
-inline bool store_wide(uint16_t *p, float x) {
-  const uint16_t half = half_of(x);
-  *p = is_finite(half) ? half : 0x7e00;
-  return is_finite(half);
-}
-
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
 inline void score_lines(const T *keys, const float *queries, const HeadStore &s, Floats (&out)[kLines * kRows]) {
+  constexpr int kDims = kIsPairs<T> ? 2 : 1; // that are multiplied at once
 #pragma GCC unroll 16
   for (int n = 0; n < kLines * kRows; ++n)
     out[n] = splat(0);
-  for (int32_t d = 0; d < s.dim; ++d) {
-    __builtin_prefetch((const char *)(keys + d * kLines * 16) + kKvAhead);
-    Floats key[kLines];
+  for (int32_t d = 0; d < s.dim; d += kDims) {
+    decltype(load_wide(keys)) key[kLines];
+#pragma GCC unroll 2
+    for (int i = 0; i < kDims; ++i)
+      __builtin_prefetch((const char *)(keys + (d + i) * kLines * 16) + kKvAhead);
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line)
       key[line] = load_wide(keys + (line * s.dim + d) * 16);
 #pragma GCC unroll 20
     for (int n = 0; n < kLines * kRows; ++n)
-      out[n] = fma(splat(queries[n / kLines * s.padded + d]), key[n % kLines], out[n]);
+      out[n] = add_product(queries + n / kLines * s.padded, d / kDims, key[n % kLines], out[n]);
   }
 }
 
@@ -93,10 +102,7 @@ inline void score_some(const AttentionTile &a, const T *keys, Piece piece, int64
   const int64_t begin = piece.position % kSpan;
   const float *queries = a.queries + row * a.store.padded;
   Floats values[kLines * kRows];
-  if constexpr (kIsPairs<T>)
-    score_pairs<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
-  else
-    score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
+  score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
 #pragma GCC unroll 16
   for (int n = 0; n < kLines * kRows; ++n) {
     const int64_t at = line + n % kLines;
@@ -124,18 +130,15 @@ inline void mix_piece(const T *values, int64_t stride, const float *weights, int
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     sums[n] = load(mix + n / kLanes * stride + n % kLanes * 16);
-  for (int64_t i = 0; i < count; ++i) {
-    Floats value[kLanes];
+  each_line(values, stride, first, count, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
+    decltype(line(0)) value[kLanes];
 #pragma GCC unroll 4
-    for (int l = 0; l < kLanes; ++l) {
-      if (l % 2 == 0)
-        __builtin_prefetch((const char *)(values + i * stride + l * 16) + kKvAhead);
-      value[l] = load_wide(values + i * stride + l * 16);
-    }
+    for (int l = 0; l < kLanes; ++l)
+      value[l] = line(l * 16);
 #pragma GCC unroll 20
     for (int n = 0; n < kSums; ++n)
-      sums[n] = fma(splat(weights[n / kLanes * kSpan + first + i]), value[n % kLanes], sums[n]);
-  }
+      sums[n] = add_product(weights + n / kLanes * kSpan, at, value[n % kLanes], sums[n]);
+  });
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     store(mix + n / kLanes * stride + n % kLanes * 16, sums[n]);
@@ -145,17 +148,11 @@ template <int kRows, typename T>
 inline void mix_rows(const AttentionTile &a, const T *values, Piece piece, const float *weights, float *mix) {
   const int64_t stride = a.store.padded, first = piece.position % kSpan;
   const T *rows = values + piece.slot * stride;
-  const auto some = [&](auto lanes, int64_t lane) {
-    if constexpr (kIsPairs<T>)
-      mix_pairs<kRows, lanes.kCount>(rows + lane, stride, weights, first, piece.count, mix + lane);
-    else
-      mix_piece<kRows, lanes.kCount>(rows + lane, stride, weights, first, piece.count, mix + lane);
-  };
   int64_t lane = 0;
   for (; lane + 64 <= stride; lane += 64)
-    some(Rows<4>{}, lane);
+    mix_piece<kRows, 4>(rows + lane, stride, weights, first, piece.count, mix + lane);
   for (; lane < stride; lane += 16)
-    some(Rows<1>{}, lane);
+    mix_piece<kRows, 1>(rows + lane, stride, weights, first, piece.count, mix + lane);
 }
 
 // Multiplies the weights of a piece by the scales of its values.
@@ -172,9 +169,6 @@ inline void scale_weights(const AttentionTile &a, Piece piece, float *scores) {
     for (int64_t row = 0; row < a.rows; ++row)
       weights[row * kSpan + i] *= half_scalar(scales + i);
 }
-
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Makes minus infinity of the scores of a row that are hidden, and caps the others. Returns the largest of each lane.
 inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t limit, float *scores) {
@@ -317,57 +311,4 @@ void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride,
     if (a.store.dim % 2 == 0)
       return attend_spans<Pairs>(a, scores, part, stride, state);
   attend_spans<uint16_t>(a, scores, part, stride, state);
-}
-
-// Puts numbers into the slot at `out`, one every `stride`. False: not all of them are finite there.
-template <typename T> inline bool write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
-  bool finite = true;
-  for (int64_t d = 0; d < count; ++d)
-    finite &= store_wide(out + d * stride, x[d]);
-  return finite;
-}
-
-// The same as codes; returns their scale. What no scale can hold makes it NaN.
-inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t stride) {
-  Floats top = splat(0), total = splat(0);
-  for (int64_t d = 0; d < count; d += 16) {
-    const Floats a = abs(load_some(x + d, count - d));
-    top = max(a, top);
-    total = add(a, total); // keeps a NaN, which the maximum may lose
-  }
-  uint16_t half;
-  store_wide(&half, maximum(top) / 127);
-  if (!(sum(total) < __builtin_inff()))
-    half = 0x7e00;
-  const float scale = half_scalar(&half), inverse = scale > 0 ? 1 / scale : 0; // of NaN: 0
-  for (int64_t d = 0; d < count; d += 16) {
-    const Floats a = inverse > 0 ? mul(load_some(x + d, count - d), splat(inverse)) : splat(0);
-    const Ints rounded = round(max(splat(-127), sub(splat(0), max(splat(-127), sub(splat(0), a)))));
-    int32_t codes[16];
-    __builtin_memcpy(codes, &rounded, sizeof codes);
-    for (int64_t i = 0; i < 16 && d + i < count; ++i)
-      out[(d + i) * stride] = (uint8_t)(codes[i] + 128);
-  }
-  return half;
-}
-
-template <typename T> inline bool write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
-  T *keys = (T *)s.keys + slot / 16 * 16 * s.dim + slot % 16, *values = (T *)s.values + slot * s.padded;
-  if constexpr (sizeof(T) == 1) {
-    s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
-    if (value)
-      s.value_scales[slot] = write_codes(value, s.dim, values, 1);
-    return is_finite(s.key_scales[slot]) && (!value || is_finite(s.value_scales[slot]));
-  } else {
-    const bool fine = write_numbers(key, s.dim, keys, 16);
-    return (!value || write_numbers(value, s.dim, values, 1)) && fine;
-  }
-}
-
-bool write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
-  if (s.format == KvFormat::kFloat32)
-    return write_head<float>(s, slot, key, value);
-  if (s.format == KvFormat::kFloat16)
-    return write_head<uint16_t>(s, slot, key, value);
-  return write_head<uint8_t>(s, slot, key, value);
 }

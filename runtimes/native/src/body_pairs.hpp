@@ -32,69 +32,36 @@ inline void pack_weights(const Pairs *, int64_t rows, int64_t limit, float *scor
     to_pairs(scores + row * kSpan, limit, kHalfBias * kHalfBias);
 }
 
-inline uint32_t pair_at(const float *pairs, int64_t index) {
+struct PairLine {
+  NativeInt v;
+};
+inline PairLine load_wide(const Pairs *p) { return {native_half_pairs(halves(p))}; } // lines of two dimensions
+inline Floats add_product(const float *x, int64_t at, PairLine line, Floats sum) {
   uint32_t pair;
-  __builtin_memcpy(&pair, pairs + index, 4);
-  return pair;
+  __builtin_memcpy(&pair, x + at, 4);
+  return {{native_pair_dot(sum.v[0], pair, line.v)}};
 }
 
-template <int kRows, int kLines>
-inline void score_pairs(const Pairs *keys, const float *queries, const HeadStore &s, Floats (&out)[kLines * kRows]) {
-#pragma GCC unroll 20
-  for (int n = 0; n < kLines * kRows; ++n)
-    out[n] = splat(0);
-  for (int32_t d = 0; d < s.dim; d += 2) {
-    NativeInt key[kLines];
-#pragma GCC unroll 4
-    for (int line = 0; line < kLines; ++line) {
-      const uint16_t *at = halves(keys) + (line * s.dim + d) * 16;
-      __builtin_prefetch(at + kLines * s.dim * 16);
-      key[line] = native_half_pairs(at);
-    }
-#pragma GCC unroll 20
-    for (int n = 0; n < kLines * kRows; ++n)
-      out[n].v[0] = native_pair_dot(out[n].v[0], pair_at(queries + n / kLines * s.padded, d / 2), key[n % kLines]);
-  }
-}
-
-template <int kRows, int kLanes>
-inline void mix_pairs(const Pairs *values, int64_t stride, const float *weights, int64_t first, int64_t count,
-                      float *mix) {
-  constexpr int kSums = kRows * kLanes;
-  Floats sums[kSums];
-#pragma GCC unroll 20
-  for (int n = 0; n < kSums; ++n)
-    sums[n] = load(mix + n / kLanes * stride + n % kLanes * 16);
-  // The rows `a` and `b` of two positions; `wanted` masks the weight of one that belongs to another piece.
-  const auto add_pair = [&](int64_t pair, const uint16_t *a, const uint16_t *b, uint32_t wanted)
-      __attribute__((always_inline)) {
-    NativeInt value[kLanes];
-#pragma GCC unroll 4
-    for (int l = 0; l < kLanes; ++l) {
-      if (l % 2 == 0) {
-        __builtin_prefetch((const char *)(a + l * 16) + kKvAhead);
-        __builtin_prefetch((const char *)(b + l * 16) + kKvAhead);
-      }
-      value[l] = native_half_pairs(a + l * 16, b + l * 16);
-    }
-#pragma GCC unroll 20
-    for (int n = 0; n < kSums; ++n)
-      sums[n].v[0] = native_pair_dot(sums[n].v[0], pair_at(weights + n / kLanes * kSpan, pair) & wanted,
-                                     value[n % kLanes]);
+// Calls `work(at, line)` for each pair of rows from an even position on. Of a pair that is cut, the line has zeros for the
+// other row.
+template <typename Work>
+inline void each_line(const Pairs *values, int64_t stride, int64_t first, int64_t count, const Work &work) {
+  const auto pair = [&](int64_t at, const Pairs *a, const Pairs *b, uint32_t wanted) __attribute__((always_inline)) {
+    work(at, [&](int64_t lane) __attribute__((always_inline)) {
+      fetch_values(a, lane);
+      fetch_values(b, lane);
+      return PairLine{native_half_pairs(halves(a + lane), halves(b + lane)) & (int32_t)wanted};
+    });
   };
-  const uint16_t *row = halves(values);
   const int64_t end = first + count;
   int64_t i = first;
   if (i % 2 && i < end) {
-    add_pair(i / 2, row, row, 0x0000ffff);
+    pair(i / 2, values, values, 0x0000ffff);
     ++i;
-    row += stride;
+    values += stride;
   }
-  for (; i + 2 <= end; i += 2, row += 2 * stride)
-    add_pair(i / 2, row, row + stride, 0xffffffff);
+  for (; i + 2 <= end; i += 2, values += 2 * stride)
+    pair(i / 2, values, values + stride, 0xffffffff);
   if (i < end)
-    add_pair(i / 2, row, row, 0xffff0000);
-#pragma GCC unroll 20
-  for (int n = 0; n < kSums; ++n)
-    store(mix + n / kLanes * stride + n % kLanes * 16, sums[n]);
+    pair(i / 2, values, values, 0xffff0000);
 }

@@ -49,20 +49,18 @@ inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float
 }
 
 void quantize(const float *x, int64_t width, float crest, const QuantRows &q, int64_t row) {
-  const int64_t whole = width / kBlock, first = row * q.blocks;
+  const int64_t whole = width / kBlock, left = width % kBlock, first = row * q.blocks;
   for (int64_t block = 0; block < whole; block += 16)
     quantize_blocks(x + block * kBlock, kBlock, smaller(16, whole - block), crest, q, first + block, 1);
-  for (int64_t block = whole; block < q.blocks; ++block) { // the last numbers, and what rows are padded with
+  if (left) {
     float rest[kBlock] = {};
-    for (int64_t i = block * kBlock; i < width; ++i)
-      rest[i - block * kBlock] = x[i];
-    if (block == whole && width % kBlock) {
-      quantize_blocks(rest, 0, 1, crest, q, first + block, 1);
-    } else {
-      __builtin_memset(q.hi + (first + block) * kBlock, 0, kBlock);
-      q.block[first + block] = {};
-      q.flag[first + block] = 0;
-    }
+    __builtin_memcpy(rest, x + whole * kBlock, (size_t)left * 4);
+    quantize_blocks(rest, 0, 1, crest, q, first + whole, 1);
+  }
+  for (int64_t at = first + whole + (left > 0); at < first + q.blocks; ++at) { // what rows are padded with
+    __builtin_memset(q.hi + at * kBlock, 0, kBlock);
+    q.block[at] = {};
+    q.flag[at] = 0;
   }
 }
 

@@ -11,7 +11,8 @@ void Engine::linear(const Instruction &i, int64_t unit, int32_t thread) {
                                           : program_.quantized[static_cast<size_t>(i.quantized)];
   const int64_t rows = rows_of(in);
   const int64_t here = runs_ * static_cast<int64_t>(program_.instructions.size()) + (&i - program_.instructions.data());
-  if (i.quantized != kNone && rows > 1 && scratch.flagged_in != here) { // each thread looks once at what the linear reads
+  // Each thread looks once at what the linear reads.
+  if (i.quantized != kNone && rows > 1 && scratch.flagged_in != here) {
     find_flagged(activations_.quantized(i.quantized), rows, scratch.flagged);
     scratch.flagged_in = here;
   }

@@ -4,9 +4,13 @@
 
 #include "lanes.hpp"
 
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 #include "body_attention.hpp"
 #include "body_linear.hpp"
 #include "body_rows.hpp"
+#include "body_store.hpp"
 
 constexpr Kernels table(const char *name) {
   return {name,    panel, panel_float, quantize, quantize_block, norm, gate,

@@ -1,0 +1,68 @@
+// Keeps keys and values in the slots of a ring, as numbers or as codes with a scale.
+#pragma once
+
+// Whether what was stored is a finite number. What is not becomes NaN: an infinity could turn into a weight of 0, or into
+// the soft-cap, unnoticed.
+inline bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+inline bool store_wide(float *p, float x) {
+  *p = x;
+  return x - x == 0;
+}
+inline bool store_wide(uint16_t *p, float x) {
+  const uint16_t half = half_of(x);
+  *p = is_finite(half) ? half : 0x7e00;
+  return is_finite(half);
+}
+
+// Puts numbers into the slot at `out`, one every `stride`. False: not all of them are finite there.
+template <typename T> inline bool write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
+  bool finite = true;
+  for (int64_t d = 0; d < count; ++d)
+    finite &= store_wide(out + d * stride, x[d]);
+  return finite;
+}
+
+// The same as codes; returns their scale. What no scale can hold makes it NaN.
+inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t stride) {
+  Floats top = splat(0), total = splat(0);
+  for (int64_t d = 0; d < count; d += 16) {
+    const Floats a = abs(load_some(x + d, count - d));
+    top = max(a, top);
+    total = add(a, total); // keeps a NaN, which the maximum may lose
+  }
+  uint16_t half;
+  store_wide(&half, maximum(top) / 127);
+  if (!(sum(total) < __builtin_inff()))
+    half = 0x7e00;
+  const float scale = half_scalar(&half), inverse = scale > 0 ? 1 / scale : 0; // of NaN: 0
+  for (int64_t d = 0; d < count; d += 16) {
+    const Floats a = inverse > 0 ? mul(load_some(x + d, count - d), splat(inverse)) : splat(0);
+    const Ints rounded = round(max(splat(-127), sub(splat(0), max(splat(-127), sub(splat(0), a)))));
+    int32_t codes[16];
+    __builtin_memcpy(codes, &rounded, sizeof codes);
+    for (int64_t i = 0; i < 16 && d + i < count; ++i)
+      out[(d + i) * stride] = (uint8_t)(codes[i] + 128);
+  }
+  return half;
+}
+
+template <typename T> inline bool write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
+  T *keys = (T *)s.keys + slot / 16 * 16 * s.dim + slot % 16, *values = (T *)s.values + slot * s.padded;
+  if constexpr (sizeof(T) == 1) {
+    s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
+    if (value)
+      s.value_scales[slot] = write_codes(value, s.dim, values, 1);
+    return is_finite(s.key_scales[slot]) && (!value || is_finite(s.value_scales[slot]));
+  } else {
+    const bool fine = write_numbers(key, s.dim, keys, 16);
+    return (!value || write_numbers(value, s.dim, values, 1)) && fine;
+  }
+}
+
+bool write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
+  if (s.format == KvFormat::kFloat32)
+    return write_head<float>(s, slot, key, value);
+  if (s.format == KvFormat::kFloat16)
+    return write_head<uint16_t>(s, slot, key, value);
+  return write_head<uint8_t>(s, slot, key, value);
+}
