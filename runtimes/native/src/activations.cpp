@@ -82,7 +82,8 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     s.results = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.others = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.queries = carver.take<float>(pairs_ * padded_);
-    s.scores = carver.take<float>(pairs_ * kSpan);
+    s.scores = carver.take<float>(kRowsAtOnce * kSpan);
+    s.converted = carver.take<float>(2 * kSpan * padded_);
     s.local = carver.take<float>(2 * pairs_ * padded_);
     s.sums = carver.take<float>(4 * pairs_);
     s.positions = carver.take<int64_t>(pairs_);

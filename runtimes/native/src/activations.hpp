@@ -10,10 +10,11 @@ namespace dsedge {
 struct Scratch {
   uint8_t *panel;                         // a panel unpacked: bytes, or floats
   float *results, *others;                // [rows][32] of one panel; of its gate's partner
-  float *queries, *scores, *local, *sums; // an attention tile: [pairs][padded], [pairs][kSpan], mix, [4][pairs]
+  float *queries, *local, *sums;          // an attention tile: [pairs][padded], mix, [4][pairs]
+  float *scores, *converted;              // as in AttentionTile
   int64_t *positions;                     // [pairs]
   Flagged flagged;                        // of what the linear `flagged_in` reads
-  int64_t flagged_in = -1;                // number of an instruction, counted on from run to run
+  int64_t flagged_in = -1, flagged_from = 0; // number of an instruction, counted on from run to run, and a first row
 };
 
 // Finds the flagged blocks of the first `rows` rows.

@@ -46,7 +46,7 @@ std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, con
 } // namespace
 
 AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
-                             int32_t threads) {
+                             const std::vector<int64_t> &blocks, int32_t threads) {
   AttentionPlan plan;
   int64_t tiles = 0;
   for (const Segment &segment : segments) {
@@ -59,11 +59,14 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, 
     for (const Piece &piece : plan.pieces[index])
       if (spans.empty() || spans.back() != piece.position / kSpan)
         spans.push_back(piece.position / kSpan);
-    for (int64_t first = 0; first < segments[index].count; first += queries) {
-      const int64_t count = std::min(queries, segments[index].count - first);
+    for (int64_t first = 0, count; first < segments[index].count; first += count) {
+      count = std::min(queries, segments[index].count - first);
+      if (!blocks.empty())
+        count = std::min(count, *std::upper_bound(blocks.begin(), blocks.end(), segments[index].row + first) -
+                                    segments[index].row - first);
       const int64_t last = (segments[index].position + first + count - 1) / kSpan;
       const int64_t visited = std::upper_bound(spans.begin(), spans.end(), last) - spans.begin();
-      const int64_t parts = threads > 1 ? std::min(wished, visited) : 1;
+      const int64_t parts = threads > 1 && blocks.empty() ? std::min(wished, visited) : 1;
       for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = visited * part / parts, end = visited * (part + 1) / parts;
         plan.tasks.push_back({static_cast<int32_t>(index), first, count, spans[static_cast<size_t>(begin)],

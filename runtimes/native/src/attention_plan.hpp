@@ -32,13 +32,14 @@ struct AttentionTask {
 
 struct AttentionPlan {
   std::vector<std::vector<Piece>> pieces; // of each segment
-  std::vector<AttentionTask> tasks;       // for each kv head
+  std::vector<AttentionTask> tasks;       // for each kv head, in the order of rows
   int64_t partials = 0, merges = 0;       // for each kv head
 };
 
-// The segments have no more held and new rows than their rings have room for. Throws std::invalid_argument for rings
+// `blocks`: rows at which tasks end, with which each has all its spans to itself, or none: then spans are spread over
+// tasks so that all threads have some. The segments have no more held and new rows than their rings have room for. Throws std::invalid_argument for rings
 // that contradict themselves: a position held twice or not before the new ones.
 AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
-                             int32_t threads);
+                             const std::vector<int64_t> &blocks, int32_t threads);
 
 } // namespace dsedge

@@ -3,8 +3,7 @@
 // the spans are spread over threads and queries over tiles.
 #pragma once
 
-// Keys and values are fetched so many bytes before they are needed: the processor itself looks no further than its page.
-constexpr int64_t kKvAhead = 4096;
+#include "body_operands.hpp"
 
 template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
@@ -28,109 +27,79 @@ template <typename Work> inline void in_groups(int64_t rows, const Work &work) {
   in_groups<kMostRows>(rows / groups, larger, rows, work);
 }
 
-// float16 numbers that are multiplied as pairs of bfloat16: see body_pairs.hpp.
-struct Pairs {
-  uint16_t half;
-};
-template <typename T> constexpr bool kIsPairs = false;
-template <> constexpr bool kIsPairs<Pairs> = true;
-
-inline Floats load_wide(const float *p) { return load(p); }
-inline Floats load_wide(const uint16_t *p) { return load_half(p); }
-inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
-inline Floats add_product(const float *x, int64_t at, Floats line, Floats sum) { return fma(splat(x[at]), line, sum); }
-
-// Fetches values long before they are needed. `lane`: of lanes that are read 16 by 16.
-template <typename T> inline void fetch_values(const T *row, int64_t lane) {
-  if (lane % 32 == 0)
-    __builtin_prefetch((const char *)(row + lane) + kKvAhead);
-}
-
-// Calls `work(at, line)` for each row of values; `at` is its index in the weights, line(lane) sixteen of its numbers.
-template <typename T, typename Work>
-inline void each_line(const T *values, int64_t stride, int64_t first, int64_t count, const Work &work) {
-  for (int64_t i = 0; i < count; ++i)
-    work(first + i, [&](int64_t lane) __attribute__((always_inline)) {
-      fetch_values(values + i * stride, lane);
-      return load_wide(values + i * stride + lane);
-    });
-}
-
-#ifdef __AVX512BF16__
-#include "body_pairs.hpp"
-#endif
-
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
 inline void score_lines(const T *keys, const float *queries, const HeadStore &s, Floats (&out)[kLines * kRows]) {
-  constexpr int kDims = kIsPairs<T> ? 2 : 1; // that are multiplied at once
-#pragma GCC unroll 16
-  for (int n = 0; n < kLines * kRows; ++n)
+  constexpr int kSums = kLines * kRows; // one loop, which compilers unroll: only then do the sums stay in registers
+#pragma GCC unroll 20
+  for (int n = 0; n < kSums; ++n)
     out[n] = splat(0);
-  for (int32_t d = 0; d < s.dim; d += kDims) {
+  constexpr int64_t kStep = kLines * 16 * kTogether<T> * sizeof(T);                  // bytes that are read at once
+  const int64_t ahead = larger(kKvAhead, kLines * 16 * s.dim * (int64_t)sizeof(T)); // no less than all these lines
+  for (int32_t d = 0; d < s.dim; d += kTogether<T>) {
     decltype(load_wide(keys)) key[kLines];
-#pragma GCC unroll 2
-    for (int i = 0; i < kDims; ++i)
-      __builtin_prefetch((const char *)(keys + (d + i) * kLines * 16) + kKvAhead);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < (kHeld<T> > 1 ? 0 : kStep); i += 64)
+      __builtin_prefetch((const char *)keys + ahead + d / kTogether<T> * kStep + i);
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line)
-      key[line] = load_wide(keys + (line * s.dim + d) * 16);
+      key[line] = load_wide(keys + (line * s.dim + d) * 16 / kHeld<T>);
 #pragma GCC unroll 20
-    for (int n = 0; n < kLines * kRows; ++n)
-      out[n] = add_product(queries + n / kLines * s.padded, d / kDims, key[n % kLines], out[n]);
+    for (int n = 0; n < kSums; ++n)
+      out[n] = add_product(queries + n / kLines * s.padded, d / kTogether<T>, key[n % kLines], out[n]);
   }
 }
 
-// Puts lanes of a line into the scores of a span: lane 0 belongs to index `at`; only first … last - 1 are wanted.
-inline void place(float *scores, int64_t at, Floats line, int64_t first, int64_t last) {
-  if (at >= first && at + 16 <= last) {
-    store(scores + at, line);
-    return;
-  }
-  float lanes[16];
-  store(lanes, line);
+// Puts lanes of a line into the scores of a span: lane 0 belongs to index `at`; none belongs to one before `first`.
+inline void place(float *scores, int64_t at, const float *lanes, int64_t first) {
   for (int64_t i = 0; i < 16; ++i)
-    if (at + i >= first && at + i < last)
+    if (at + i >= first && at + i < kSpan)
       scores[at + i] = lanes[i];
 }
 
-// kLines: the lines from `line` on that are computed together, so that their sums do not wait for one another. Scores go
-// up to index `last` - 1 of the span.
+// Scores of kLines lines of a piece from `line` on, which are computed together so that no sum waits for another.
 template <int kRows, int kLines, typename T>
-inline void score_some(const AttentionTile &a, const T *keys, Piece piece, int64_t line, int64_t row, int64_t last,
-                       float *scores) {
-  const int64_t begin = piece.position % kSpan;
-  const float *queries = a.queries + row * a.store.padded;
-  Floats values[kLines * kRows];
-  score_lines<kRows, kLines>(keys + line * 16 * a.store.dim, queries, a.store, values);
-#pragma GCC unroll 16
-  for (int n = 0; n < kLines * kRows; ++n) {
-    const int64_t at = line + n % kLines;
+inline void score_some(const AttentionTile &a, const T *keys, const Piece &piece, int64_t line, int64_t row) {
+  constexpr int kSums = kLines * kRows;
+  const int64_t begin = piece.position % kSpan, at = begin + line * 16 - piece.slot;
+  float *scores = a.scores + row * kSpan;
+  Floats values[kSums];
+  score_lines<kRows, kLines>(keys + line * 16 * a.store.dim / kHeld<T>, a.queries + row * a.store.padded, a.store, values);
+#pragma GCC unroll 20
+  for (int n = 0; n < kSums; ++n)
     if constexpr (sizeof(T) == 1)
-      values[n] = mul(values[n], load_half(a.store.key_scales + at * 16));
-    place(scores + (row + n / kLines) * kSpan, begin + at * 16 - piece.slot, values[n], begin, last);
-  }
+      values[n] = mul(values[n], load_half(a.store.key_scales + (line + n % kLines) * 16));
+  const bool inside = at >= begin && at + kLines * 16 <= kSpan;
+  float lanes[kSums * 16], *to = inside ? scores + at : lanes;
+  const int64_t stride = inside ? kSpan : kLines * 16;
+#pragma GCC unroll 20
+  for (int n = 0; n < kSums; ++n)
+    store(to + n / kLines * stride + n % kLines * 16, values[n]);
+  for (int n = 0; n < kSums && !inside; ++n)
+    place(scores + n / kLines * kSpan, at + n % kLines * 16, lanes + n * 16, begin);
 }
 
-template <int kRows, typename T>
-inline void score_piece(const AttentionTile &a, const T *keys, Piece piece, int64_t row, int64_t last, float *scores) {
-  int64_t line = piece.slot / 16;
-  const int64_t end = (piece.slot + piece.count + 15) / 16;
-  for (; line + kLinesAtOnce <= end; line += kLinesAtOnce)
-    score_some<kRows, kLinesAtOnce>(a, keys, piece, line, row, last, scores);
-  for (; line < end; ++line)
-    score_some<kRows, 1>(a, keys, piece, line, row, last, scores);
+// Scores of all rows with a piece. Behind its end there are scores of nothing; those that lie behind a row's own position
+// may be missing.
+template <int kLines, typename T>
+inline int64_t score_piece(const AttentionTile &a, const T *keys, const Piece &piece, int64_t line) {
+  for (const int64_t end = (piece.slot + piece.count + 15) / 16; line + kLines <= end; line += kLines)
+    in_groups(a.rows, [&](auto rows, int64_t row) {
+      if (piece.position + line * 16 - piece.slot <= a.position[row + rows.kCount - 1])
+        score_some<rows.kCount, kLines>(a, keys, piece, line, row);
+    });
+  return line;
 }
 
-// mix[kRows][kLanes * 16] += weights[kRows][first … first + count - 1] · values[count][kLanes * 16]
+// mix[kRows][kLanes * 16] += weights[kRows][positions of the piece] · values[those][kLanes * 16]
 template <int kRows, int kLanes, typename T>
-inline void mix_piece(const T *values, int64_t stride, const float *weights, int64_t first, int64_t count, float *mix) {
-  constexpr int kSums = kRows * kLanes; // one loop, which compilers unroll: only then do the sums stay in registers
+inline void mix_piece(const T *values, int64_t stride, const float *weights, const Piece &piece, float *mix) {
+  constexpr int kSums = kRows * kLanes;
   Floats sums[kSums];
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     sums[n] = load(mix + n / kLanes * stride + n % kLanes * 16);
-  each_line(values, stride, first, count, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
+  each_line(values, stride, piece, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
     decltype(line(0)) value[kLanes];
 #pragma GCC unroll 4
     for (int l = 0; l < kLanes; ++l)
@@ -145,20 +114,19 @@ inline void mix_piece(const T *values, int64_t stride, const float *weights, int
 }
 
 template <int kRows, typename T>
-inline void mix_rows(const AttentionTile &a, const T *values, Piece piece, const float *weights, float *mix) {
-  const int64_t stride = a.store.padded, first = piece.position % kSpan;
-  const T *rows = values + piece.slot * stride;
+inline void mix_rows(const AttentionTile &a, const T *values, const Piece &piece, const float *weights, float *mix) {
+  const int64_t stride = a.store.padded;
   int64_t lane = 0;
-  for (; lane + 64 <= stride; lane += 64)
-    mix_piece<kRows, 4>(rows + lane, stride, weights, first, piece.count, mix + lane);
+  for (; lane + kLinesAtOnce * 16 <= stride; lane += kLinesAtOnce * 16)
+    mix_piece<kRows, kLinesAtOnce>(values + lane, stride, weights, piece, mix + lane);
   for (; lane < stride; lane += 16)
-    mix_piece<kRows, 1>(rows + lane, stride, weights, first, piece.count, mix + lane);
+    mix_piece<kRows, 1>(values + lane, stride, weights, piece, mix + lane);
 }
 
 // Multiplies the weights of a piece by the scales of its values.
-inline void scale_weights(const AttentionTile &a, Piece piece, float *scores) {
+inline void scale_weights(const AttentionTile &a, const Piece &piece) {
   const uint16_t *scales = a.store.value_scales + piece.slot;
-  float *weights = scores + piece.position % kSpan;
+  float *weights = a.scores + piece.position % kSpan;
   int64_t i = 0;
   for (; i + 16 <= piece.count; i += 16) {
     const Floats scale = load_half(scales + i);
@@ -190,35 +158,34 @@ inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t li
   return top;
 }
 
-// Turns the scores of up to 16 rows into weights e^(score - maximum); hidden positions get 0. `limit`: scores from there
-// on are hidden.
-inline void weigh(const AttentionTile &a, int64_t span, int64_t first, int64_t limit, float *scores,
-                  const Softmax &local) {
-  const int64_t count = smaller(16, a.rows - first);
-  const float scale = a.softcap > 0 ? 1.0f : a.scale;
+// Turns the scores of all rows into weights 2^(score - maximum), as T's values want them; hidden positions get 0. `limit`:
+// scores from there on are hidden.
+template <typename T>
+inline void weigh(const AttentionTile &a, const T *values, int64_t span, int64_t limit, const Softmax &local) {
+  const float scale = kLog2e * (a.softcap > 0 ? 1.0f : a.scale);
   Floats each[16] = {};
   float maxima[16], totals[16];
-  for (int64_t k = 0; k < count; ++k)
-    each[k] = hide(a, span, first + k, limit, scores + (first + k) * kSpan);
-  store(maxima, mul(across(each, count, Larger{}), splat(scale)));
-  for (int64_t k = 0; k < count; ++k) {
-    float *row = scores + (first + k) * kSpan, &largest = maxima[k];
+  for (int64_t row = 0; row < a.rows; ++row)
+    each[row] = hide(a, span, row, limit, a.scores + row * kSpan);
+  store(maxima, mul(across(each, a.rows, Larger{}), splat(scale)));
+  for (int64_t row = 0; row < a.rows; ++row) {
+    float *scores = a.scores + row * kSpan, &largest = maxima[row];
     if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
       for (int64_t i = 0; i < limit; ++i)
-        largest = row[i] != row[i] ? row[i] : largest;
-    local.maximum[first + k] = largest;
+        largest = scores[i] != scores[i] ? scores[i] : largest;
+    local.maximum[row] = largest;
     Floats total = splat(0);
     const float shift = largest > -__builtin_inff() || largest != largest ? -largest : 0; // -∞ less itself would be NaN
-    for (int64_t i = 0; i < limit; i += 16) {
-      const Floats weight = exp(fma(load(row + i), splat(scale), splat(shift)));
-      store(row + i, weight);
-      total = add(total, weight);
+    const auto weight = [&](int64_t i) { return exp2(fma(load(scores + i), splat(scale), splat(shift))); };
+    for (int64_t i = 0; i < limit; i += 32) {
+      const Floats first = weight(i), second = i + 16 < limit ? weight(i + 16) : splat(0);
+      total = add(add(total, first), second);
+      store_weights(values, scores, i, first, second);
     }
-    each[k] = total;
+    each[row] = total;
   }
-  store(totals, across(each, count, Sum{}));
-  for (int64_t k = 0; k < count; ++k)
-    local.total[first + k] = totals[k];
+  store(totals, across(each, a.rows, Sum{}));
+  __builtin_memcpy(local.total, totals, (size_t)a.rows * 4);
 }
 
 void merge(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded) {
@@ -228,7 +195,7 @@ void merge(const Softmax &part, const Softmax &state, int64_t rows, int64_t padd
       continue; // nothing of the span is visible
     const float top = now > old ? now : old;
     float factors[16] = {old - top, now - top};
-    store(factors, exp(load(factors)));
+    store(factors, exp2(load(factors)));
     state.maximum[r] = top;
     state.total[r] = state.total[r] * factors[0] + part.total[r] * factors[1];
     for (int64_t i = 0; i < padded; i += 16) {
@@ -244,45 +211,82 @@ inline Piece until(Piece piece, int64_t position) {
   return piece;
 }
 
+// Calls `work(first, end)` for the indices of a span below `limit` that no piece holds.
+template <typename Work>
+inline void each_gap(const Piece *pieces, int64_t count, int64_t limit, const Work &work) {
+  int64_t at = 0;
+  for (int64_t p = 0; p < count; ++p) {
+    work(at, smaller(limit, pieces[p].position % kSpan));
+    at = pieces[p].position % kSpan + pieces[p].count;
+  }
+  work(at, limit);
+}
+
+// At most kRowsAtOnce rows with the pieces of a span.
 template <typename T>
-inline void attend_span(const AttentionTile &a, const Piece *pieces, int64_t count, float *scores,
-                        const Softmax &local) {
+inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t count, const Softmax &local) {
   const T *keys = (const T *)a.store.keys, *values = (const T *)a.store.values;
-  const int64_t span = pieces[0].position / kSpan, padded = a.store.padded;
-  const Piece last = until(pieces[count - 1], a.position[a.rows - 1]); // what comes after it nobody sees
+  const int64_t padded = a.store.padded, span = pieces[0].position / kSpan;
+  while (count > 1 && pieces[count - 1].position > a.position[a.rows - 1])
+    --count; // what comes after the last row nobody sees
+  const Piece last = until(pieces[count - 1], a.position[a.rows - 1]);
   const int64_t limit = (last.position % kSpan + last.count + 15) / 16 * 16;
-  for (int64_t row = 0; row < a.rows; ++row)
-    for (int64_t i = 0; i < limit; i += 16)
-      store(scores + row * kSpan + i, splat(-__builtin_inff()));
-  in_groups(a.rows, [&](auto rows, int64_t row) {
-    for (int64_t p = 0; p < count; ++p) {
-      const Piece piece = until(pieces[p], a.position[row + rows.kCount - 1]);
-      // Behind the rows' own positions all is hidden, so that scores may be written there.
-      const bool to_the_end = p + 1 == count && piece.position + piece.count > a.position[row + rows.kCount - 1];
-      const int64_t end = to_the_end ? kSpan : piece.position % kSpan + piece.count;
-      score_piece<decltype(rows)::kCount>(a, keys, piece, row, end, scores);
-    }
+  for (int64_t p = 0; p < count; ++p) {
+    const Piece piece = until(pieces[p], a.position[a.rows - 1]);
+    const int64_t line = score_piece<kLinesAtOnce>(a, keys, piece, piece.slot / 16);
+    score_piece<1>(a, keys, piece, line);
+  }
+  each_gap(pieces, count, limit, [&](int64_t first, int64_t end) {
+    for (int64_t row = 0; row < a.rows; ++row)
+      for (int64_t i = first; i < end; ++i)
+        a.scores[row * kSpan + i] = -__builtin_inff();
   });
-  for (int64_t row = 0; row < a.rows; row += 16)
-    weigh(a, span, row, limit, scores, local);
-  for (int64_t i = 0; i < a.rows * padded; i += 16)
-    store(local.mix + i, splat(0));
+  weigh(a, values, span, limit, local);
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
-      scale_weights(a, pieces[p], scores);
-  if constexpr (kIsPairs<T>)
-    pack_weights(values, a.rows, limit, scores);
+      scale_weights(a, pieces[p]);
   in_groups(a.rows, [&](auto rows, int64_t row) {
+    float *mix = local.mix + row * padded;
+    for (int64_t i = 0; i < rows.kCount * padded; i += 16)
+      store(mix + i, splat(0));
     for (int64_t p = 0; p < count; ++p)
-      mix_rows<decltype(rows)::kCount>(a, values, until(pieces[p], a.position[row + rows.kCount - 1]),
-                                       scores + row * kSpan, local.mix + row * padded);
+      mix_rows<rows.kCount>(a, values, until(pieces[p], a.position[row + rows.kCount - 1]), a.scores + row * kSpan, mix);
   });
 }
 
+inline Softmax from_row(const Softmax &s, int64_t row, int64_t padded) {
+  return {s.maximum + row, s.total + row, s.mix + row * padded};
+}
+
+// All rows of a tile with the pieces of a span.
 template <typename T>
-inline void attend_spans(AttentionTile a, float *scores, Softmax part, int64_t stride, const Softmax &state) {
-  if constexpr (kIsPairs<T>)
-    pack_queries((const T *)a.store.keys, a);
+inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, const Softmax &local) {
+  using To = typename Ready<T>::Type;
+  if constexpr (!std::is_same_v<T, To>)
+    if (a.rows > kMostRows && lines_agree(pieces, count)) { // more than one group uses them
+      To *keys = (To *)a.converted, *values = keys + kSpan * a.store.dim / kHeld<To>;
+      Piece found[kSpan / 16];
+      for (int64_t p = 0; p < count; ++p) {
+        convert<T>(a.store, pieces[p], keys, values);
+        found[p] = {pieces[p].position, pieces[p].position % kSpan, pieces[p].count};
+      }
+      a.store.keys = keys;
+      a.store.values = values;
+      return attend_span<To>(a, found, count, local);
+    }
+  const int64_t rows = a.rows, padded = a.store.padded;
+  for (int64_t row = 0; row < rows; row += a.rows) {
+    a.rows = (int32_t)smaller(kRowsAtOnce, rows - row);
+    attend_rows<T>(a, pieces, count, from_row(local, row, padded));
+    a.position += a.rows;
+    a.queries += a.rows * padded;
+  }
+}
+
+template <typename T>
+inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const Softmax &state) {
+  if constexpr (std::is_same_v<T, Paired>)
+    pair_queries((const T *)a.store.keys, a);
   bool first = true; // merged with nothing it stays what it is
   for (int64_t p = 0; p < a.piece_count;) {
     const int64_t span = a.pieces[p].position / kSpan;
@@ -291,7 +295,7 @@ inline void attend_spans(AttentionTile a, float *scores, Softmax part, int64_t s
       ++end;
     if (span >= a.first_span && span <= a.last_span) {
       const bool direct = first && !stride;
-      attend_span<T>(a, a.pieces + p, end - p, scores, direct ? state : part);
+      attend_span<T>(a, a.pieces + p, end - p, direct ? state : part);
       if (stride)
         part = {part.maximum + stride, part.total + stride, part.mix + stride};
       else if (!direct)
@@ -302,13 +306,13 @@ inline void attend_spans(AttentionTile a, float *scores, Softmax part, int64_t s
   }
 }
 
-void attend(const AttentionTile &a, float *scores, Softmax part, int64_t stride, const Softmax &state) {
+void attend(const AttentionTile &a, Softmax part, int64_t stride, const Softmax &state) {
   if (a.store.format == KvFormat::kFloat32)
-    return attend_spans<float>(a, scores, part, stride, state);
+    return attend_spans<float>(a, part, stride, state);
   if (a.store.format == KvFormat::kInt8)
-    return attend_spans<uint8_t>(a, scores, part, stride, state);
+    return attend_spans<uint8_t>(a, part, stride, state);
   if constexpr (kPairDots)
     if (a.store.dim % 2 == 0)
-      return attend_spans<Pairs>(a, scores, part, stride, state);
-  attend_spans<uint16_t>(a, scores, part, stride, state);
+      return attend_spans<Paired>(a, part, stride, state);
+  attend_spans<uint16_t>(a, part, stride, state);
 }

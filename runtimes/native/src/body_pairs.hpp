@@ -7,35 +7,48 @@
 // difference and the scale of scores for the rest; for values, the weights for all of it. All three are exact.
 constexpr float kHalfBias = 72057594037927936.0f; // 2^56
 
-inline const uint16_t *halves(const Pairs *p) { return (const uint16_t *)p; }
+inline const uint16_t *halves(const Paired *p) { return (const uint16_t *)p; }
 
-// `count` floats, a multiple of 16, become pairs of neighbours, each times `factor`, in their place.
-inline void to_pairs(float *x, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; i += 32) {
-    const bool both = i + 16 < count;
-    const Floats first = mul(load(x + i), splat(factor)), second = both ? mul(load(x + i + 16), splat(factor)) : splat(0);
-    const NativeInt pairs = native_neighbours(first.v[0], second.v[0]);
-    __builtin_memcpy(x + i / 2, &pairs, both ? 64 : 32);
-  }
+// 32 floats become pairs of neighbours, each times `factor`.
+inline NativeInt to_pairs(Floats first, Floats second, float factor) {
+  return native_neighbours(mul(first, splat(factor)).v[0], mul(second, splat(factor)).v[0]);
 }
 
-// Queries as pairs of dimensions. The tag puts off the search for the name, which other sets lack, until it is needed.
-inline void pack_queries(const Pairs *, AttentionTile &a) {
+// Queries as pairs of dimensions, in their place. The tag puts off the search for the name, which other sets lack, until
+// it is needed.
+inline void pair_queries(const Paired *, AttentionTile &a) {
   for (int64_t row = 0; row < a.rows; ++row)
-    to_pairs(a.queries + row * a.store.padded, a.store.padded, kHalfBias);
+    for (int64_t i = 0; i < a.store.padded; i += 32) {
+      float *x = a.queries + row * a.store.padded + i;
+      const bool both = i + 16 < a.store.padded;
+      const NativeInt pairs = to_pairs(load(x), both ? load(x + 16) : splat(0), kHalfBias);
+      __builtin_memcpy(x - i / 2, &pairs, both ? 64 : 32);
+    }
   a.scale *= kHalfBias;
 }
 
-// Weights up to `limit` as pairs of an even position and the next.
-inline void pack_weights(const Pairs *, int64_t rows, int64_t limit, float *scores) {
-  for (int64_t row = 0; row < rows; ++row)
-    to_pairs(scores + row * kSpan, limit, kHalfBias * kHalfBias);
+// Weights as pairs of an even position and the next.
+inline void store_weight_pairs(float *row, int64_t at, Floats first, Floats second) {
+  const NativeInt pairs = to_pairs(first, second, kHalfBias * kHalfBias);
+  __builtin_memcpy(row + at / 2, &pairs, 64);
+}
+inline void store_weights(const Paired *, float *row, int64_t at, Floats first, Floats second) {
+  store_weight_pairs(row, at, first, second);
+}
+inline void store_weights(const ReadyPair *, float *row, int64_t at, Floats first, Floats second) {
+  store_weight_pairs(row, at, first, second);
 }
 
 struct PairLine {
   NativeInt v;
 };
-inline PairLine load_wide(const Pairs *p) { return {native_half_pairs(halves(p))}; } // lines of two dimensions
+inline PairLine load_wide(const Paired *p) { return {native_half_pairs(halves(p))}; } // lines of two dimensions
+inline PairLine load_wide(const ReadyPair *p) {
+  PairLine line;
+  __builtin_memcpy(&line, p, 64);
+  return line;
+}
+inline void store_wide(ReadyPair *p, PairLine line) { __builtin_memcpy(p, &line, 64); }
 inline Floats add_product(const float *x, int64_t at, PairLine line, Floats sum) {
   uint32_t pair;
   __builtin_memcpy(&pair, x + at, 4);
@@ -45,23 +58,33 @@ inline Floats add_product(const float *x, int64_t at, PairLine line, Floats sum)
 // Calls `work(at, line)` for each pair of rows from an even position on. Of a pair that is cut, the line has zeros for the
 // other row.
 template <typename Work>
-inline void each_line(const Pairs *values, int64_t stride, int64_t first, int64_t count, const Work &work) {
-  const auto pair = [&](int64_t at, const Pairs *a, const Pairs *b, uint32_t wanted) __attribute__((always_inline)) {
+inline void each_line(const Paired *values, int64_t stride, Piece piece, const Work &work) {
+  const auto pair = [&](int64_t at, const Paired *a, const Paired *b, uint32_t wanted) __attribute__((always_inline)) {
     work(at, [&](int64_t lane) __attribute__((always_inline)) {
       fetch_values(a, lane);
       fetch_values(b, lane);
       return PairLine{native_half_pairs(halves(a + lane), halves(b + lane)) & (int32_t)wanted};
     });
   };
-  const int64_t end = first + count;
-  int64_t i = first;
+  const Paired *row = values + piece.slot * stride;
+  int64_t i = piece.position % kSpan;
+  const int64_t end = i + piece.count;
   if (i % 2 && i < end) {
-    pair(i / 2, values, values, 0x0000ffff);
+    pair(i / 2, row, row, 0x0000ffff);
     ++i;
-    values += stride;
+    row += stride;
   }
-  for (; i + 2 <= end; i += 2, values += 2 * stride)
-    pair(i / 2, values, values + stride, 0xffffffff);
+  for (; i + 2 <= end; i += 2, row += 2 * stride)
+    pair(i / 2, row, row + stride, 0xffffffff);
   if (i < end)
-    pair(i / 2, values, values, 0xffff0000);
+    pair(i / 2, row, row, 0xffff0000);
+}
+
+// The same of pairs that are ready, [position / 2][stride].
+template <typename Work>
+inline void each_line(const ReadyPair *values, int64_t stride, Piece piece, const Work &work) {
+  const int64_t first = piece.position % kSpan, end = (first + piece.count + 1) / 2;
+  const ReadyPair *row = values + first / 2 * stride;
+  for (int64_t i = first / 2; i < end; ++i, row += stride)
+    work(i, [&](int64_t lane) __attribute__((always_inline)) { return load_wide(row + lane); });
 }

@@ -71,10 +71,6 @@ void Engine::read(int32_t buffer, int64_t rows, float *out) const {
   std::memcpy(out, activations_.row(buffer, 0), static_cast<size_t>(rows * width) * 4);
 }
 
-int64_t Engine::rows_of(const Buffer &buffer) const {
-  return buffer.selected ? static_cast<int64_t>(now_->wanted.size()) : now_->rows;
-}
-
 void Engine::check(const Forward &f) const {
   require(f.rows > 0 && f.rows <= kMostUnits && !f.wanted.empty(), "forward: no tokens, or far too many");
   require(static_cast<int64_t>(f.wanted.size()) <= kMostUnits, "forward: far too many wanted rows");
@@ -105,28 +101,6 @@ void Engine::check(const Forward &f) const {
                 "forward: a token outside the vocabulary");
 }
 
-void Engine::plan(const Forward &f) {
-  const KvShape &kv = program_.kv;
-  int64_t partials = 0, merges = 0;
-  std::vector<bool> done(plans_.size());
-  for (const Instruction &instruction : program_.instructions) {
-    if (instruction.op != Op::kAttention)
-      continue;
-    const size_t ring = static_cast<size_t>(kv.layers[static_cast<size_t>(instruction.layer)]);
-    const int64_t queries = std::max<int64_t>(1, kGroupedQueries / (instruction.heads / kv.kv_heads));
-    if (!done[ring])
-      plans_[ring] = plan_attention(f.segments, ring, kv, queries, pool_.threads());
-    done[ring] = true;
-    require(static_cast<int64_t>(plans_[ring].tasks.size()) * kv.kv_heads <= kMostUnits, "forward: far too many tokens");
-    partials = std::max(partials, plans_[ring].partials * kv.kv_heads);
-    merges = std::max(merges, plans_[ring].merges * kv.kv_heads);
-  }
-  const int64_t each = activations_.pairs() * (2 + (kv.dim + 15) / 16 * 16);
-  merges_.values.resize(static_cast<size_t>(partials * each));
-  if (static_cast<size_t>(merges) > merges_.done.size())
-    merges_.done = std::vector<std::atomic<int32_t>>(static_cast<size_t>(merges));
-}
-
 void Engine::forward(const Forward &f) {
   check(f);
   plan(f);
@@ -135,39 +109,17 @@ void Engine::forward(const Forward &f) {
   activations_.bind_logits(f.logits);
   now_ = &f;
   ++runs_;
-  units_.clear();
-  for (const Instruction &instruction : program_.instructions)
-    units_.push_back(units(instruction));
+  cut_stages();
+  std::vector<int32_t> units;
+  for (const Stage &stage : stages_)
+    units.push_back(stage.units);
   lost_.store(false, std::memory_order_relaxed);
-  pool_.run(units_);
+  pool_.run(units);
   if (lost_.load(std::memory_order_relaxed)) // attention does not always show it
     std::fill_n(f.logits, f.wanted.size() * static_cast<size_t>(program_.buffers[kLogits].width), std::nanf(""));
   now_ = nullptr;
   last_rows_ = f.rows;
   last_wanted_ = static_cast<int64_t>(f.wanted.size());
-}
-
-int32_t Engine::units(const Instruction &i) const {
-  if (i.op == Op::kLinear)
-    return static_cast<int32_t>(matrices_[static_cast<size_t>(i.matrix)].panels / (i.gated ? 2 : 1));
-  if (i.op == Op::kAttention) {
-    const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
-    return static_cast<int32_t>(plans_[ring].tasks.size()) * i.kv_heads;
-  }
-  const int32_t id = i.op == Op::kStore || i.op == Op::kQuantize || i.op == Op::kRope ? i.a : i.out;
-  return static_cast<int32_t>(rows_of(program_.buffers[static_cast<size_t>(id)]));
-}
-
-void Engine::work(int32_t phase, int32_t begin, int32_t end, int32_t thread) {
-  const Instruction &instruction = program_.instructions[static_cast<size_t>(phase)];
-  for (int32_t unit = begin; unit < end; ++unit) {
-    if (instruction.op == Op::kLinear)
-      linear(instruction, unit, thread);
-    else if (instruction.op == Op::kAttention)
-      attend(instruction, unit, thread);
-    else
-      run_row(instruction, unit);
-  }
 }
 
 void Engine::run_row(const Instruction &i, int64_t row) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "activations.hpp"
-#include "attention_plan.hpp"
 #include "pool.hpp"
+#include "schedule.hpp"
 
 #include <atomic>
 
@@ -12,6 +12,11 @@ namespace dsedge {
 // cos and sin of one rope for every row of a forward, [rows][pairs].
 struct Angles {
   const float *cos, *sin;
+};
+
+// Rows first … first + count - 1 of a forward, or of those that are wanted.
+struct RowRange {
+  int64_t first, count;
 };
 
 struct Forward {
@@ -49,18 +54,26 @@ private:
   Memory lay_out_weights();
   void check(const Forward &forward) const;
   void plan(const Forward &forward);
+  const Buffer &measure(const Instruction &instruction) const;
+  void cut_stages();
   int32_t units(const Instruction &instruction) const;
-  int64_t rows_of(const Buffer &buffer) const;
-  void work(int32_t phase, int32_t begin, int32_t end, int32_t thread);
+  RowRange rows_of(const Buffer &buffer) const;
+  RowRange take_block(int32_t stage, int32_t thread);
+  void work(int32_t stage, int32_t begin, int32_t end, int32_t thread);
+  void run_units(const Instruction &instruction, int32_t begin, int32_t end, int32_t thread);
+  void run_rows(const Instruction &instruction, RowRange rows, int32_t thread);
   void run_row(const Instruction &instruction, int64_t row);
   void store_row(const Instruction &instruction, int64_t row);
   void norm_row(const Instruction &instruction, int64_t row);
-  void linear(const Instruction &instruction, int64_t unit, int32_t thread);
-  void product(const Instruction &instruction, int64_t panel, int64_t rows, const Scratch &scratch, float *out);
-  void put(const Instruction &instruction, int64_t panel, int64_t rows, float *results);
-  void put_gated(const Instruction &instruction, int64_t unit, int64_t rows, const Scratch &scratch);
+  void linear(const Instruction &instruction, int32_t begin, int32_t end, RowRange rows, int32_t thread);
+  const Scratch &list_flagged(const Instruction &instruction, RowRange rows, int32_t thread);
+  void product(const Instruction &instruction, int64_t panel, RowRange rows, const Scratch &scratch, float *out);
+  void put(const Instruction &instruction, int64_t panel, RowRange rows, float *results);
+  void put_gated(const Instruction &instruction, int64_t unit, RowRange rows, const Scratch &scratch);
   void add_bias(int32_t bias, int64_t first, int64_t count, int64_t rows, float *results) const;
-  void attend(const Instruction &instruction, int64_t unit, int32_t thread);
+  const AttentionPlan &plan_of(const Instruction &attention) const;
+  int64_t first_row(const AttentionTask &task) const;
+  void attend(const Instruction &instruction, int64_t head, int64_t task, int32_t thread);
   AttentionTile tile(const Instruction &instruction, const AttentionTask &task, int64_t head, const Scratch &scratch);
   Softmax partial(const Instruction &instruction, int64_t index);
   void finish(const Instruction &instruction, const AttentionTask &task, int64_t head, const Softmax &state);
@@ -77,7 +90,9 @@ private:
   std::atomic<bool> lost_{false};           // a key or a value could not be kept in the forward that runs
   int64_t runs_ = 0;                        // forwards so far
   int64_t last_rows_ = 0, last_wanted_ = 0; // of the last forward
-  std::vector<int32_t> units_;
+  std::vector<int64_t> blocks_;             // where blocks of rows end
+  std::vector<Stage> stages_;
+  std::vector<std::atomic<bool>> taken_; // of each stage's blocks
   Pool pool_; // last: its threads use all the rest
 };
 

@@ -30,6 +30,8 @@ AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int6
   t.last_span = task.last_span;
   t.position = scratch.positions;
   t.queries = scratch.queries;
+  t.scores = scratch.scores;
+  t.converted = scratch.converted;
   t.window = program_.kv.rings[ring].window;
   t.sinks = program_.kv.rings[ring].sinks;
   t.scale = i.scale;
@@ -45,28 +47,34 @@ AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int6
   return t;
 }
 
+const AttentionPlan &Engine::plan_of(const Instruction &i) const {
+  return plans_[static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)])];
+}
+
+int64_t Engine::first_row(const AttentionTask &task) const {
+  return now_->segments[static_cast<size_t>(task.segment)].row + task.first;
+}
+
 Softmax Engine::partial(const Instruction &i, int64_t index) {
   const int64_t pairs = activations_.pairs(), padded = (i.dim + 15) / 16 * 16;
   float *at = merges_.values.data() + index * pairs * (2 + padded);
   return {at, at + pairs, at + 2 * pairs};
 }
 
-void Engine::attend(const Instruction &i, int64_t unit, int32_t thread) {
+void Engine::attend(const Instruction &i, int64_t head, int64_t number, int32_t thread) {
   const Scratch &scratch = activations_.scratch(thread);
-  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
-  const AttentionPlan &plan = plans_[ring];
-  const int64_t count = static_cast<int64_t>(plan.tasks.size()), head = unit / count;
-  const AttentionTask &task = plan.tasks[static_cast<size_t>(unit % count)];
+  const AttentionPlan &plan = plan_of(i);
+  const AttentionTask &task = plan.tasks[static_cast<size_t>(number)];
   const AttentionTile t = tile(i, task, head, scratch);
   const int64_t pairs = activations_.pairs(), padded = t.store.padded;
   const Softmax local{scratch.sums, scratch.sums + pairs, scratch.local};
   const Softmax state{scratch.sums + 2 * pairs, scratch.sums + 3 * pairs, scratch.local + pairs * padded};
   clear(state, t.rows, padded);
   if (task.parts == 1) {
-    kernels_.attend(t, scratch.scores, local, 0, state);
+    kernels_.attend(t, local, 0, state);
     return finish(i, task, head, state);
   }
-  kernels_.attend(t, scratch.scores, partial(i, head * plan.partials + task.part_at), pairs * (2 + padded), state);
+  kernels_.attend(t, partial(i, head * plan.partials + task.part_at), pairs * (2 + padded), state);
   std::atomic<int32_t> &done = merges_.done[static_cast<size_t>(head * plan.merges + task.merge_at)];
   if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < task.parts)
     return;

@@ -9,7 +9,8 @@ namespace dsedge {
 constexpr int kBlock = 32;          // columns that share an activation scale
 constexpr int kPanel = 32;          // rows of a weight that are stored and computed together
 constexpr int kSpan = 256;          // positions that attention sums up before it merges: aligned, so splits cannot matter
-constexpr int kGroupedQueries = 16; // most (query, head) rows of an attention tile
+constexpr int kGroupedQueries = 60; // (query, head) rows of an attention tile, if a query has no more heads than that
+constexpr int kRowsAtOnce = 15;     // rows of a tile whose scores are there together
 
 enum class Kind : int32_t { kSym, kZp, kAffine, kRaw };
 
@@ -40,6 +41,11 @@ struct QuantRows {
   Block *block = nullptr;
   uint8_t *flag = nullptr;
   int64_t blocks = 0;
+
+  QuantRows from(int64_t row) const {
+    const int64_t at = row * blocks;
+    return {hi + at * kBlock, lo + at * kBlock, block + at, flag + at, blocks};
+  }
 };
 
 // The flagged blocks of quantized rows: rows[starts[b]] … rows[starts[b + 1] - 1] are those whose block b is flagged.
@@ -72,6 +78,8 @@ struct AttentionTile {
   int64_t first_span, last_span; // spans to visit, inclusive
   const int64_t *position;       // of each row, ascending
   float *queries; // may be overwritten
+  float *scores;    // room for [kRowsAtOnce][kSpan]
+  float *converted; // room for the keys and values of a span, [2][kSpan][padded dim]
   int32_t rows;
   int64_t window, sinks;
   float scale, softcap; // softcap 0: none
@@ -105,8 +113,8 @@ struct Kernels {
   bool (*write_row)(const HeadStore &, int64_t slot, const float *key, const float *value);
   // Attends the spans of a tile, one after another. With `stride` 0 they are merged into `state`; otherwise each
   // leaves its own result for a later merge, the first in `part` and the others `stride` floats further each.
-  // `scores` is [rows][kSpan].
-  void (*attend)(const AttentionTile &, float *scores, Softmax part, int64_t stride, const Softmax &state);
+  // A state's maximum is of scores times log2(e).
+  void (*attend)(const AttentionTile &, Softmax part, int64_t stride, const Softmax &state);
   void (*merge)(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded);
 };
 

@@ -188,28 +188,42 @@ template <typename Join> inline Floats across(const Floats (&a)[16], [[maybe_unu
   }
 }
 
-// e^x to about 2 units in the last place; 0 below -87.7. Reduction to ±ln2/2 and the Taylor series' first terms,
-// their coefficients fitted for that interval (Cephes' expf).
-inline Floats exp(Floats x) {
-  Floats r;
+constexpr float kLog2e = 1.44269502f, kLog2eRest = 1.92596303e-8f;
+#ifndef __AVX512F__
+constexpr float kLeastExponent = -127; // 2^that is 0 to native_scaled
+inline NativeFloat native_scaled(NativeFloat a, NativeFloat exponent) {
+  return a * (NativeFloat)((native_round(exponent) + 127) << 23);
+}
+#endif
+
+// 2^(whole + left) to about 2 units in the last place: a polynomial for `left`, from -0.5 to 0.5, which is exact at 0 and
+// has the least largest relative error elsewhere, 9e-8.
+inline NativeFloat native_exp2(NativeFloat whole, NativeFloat left) {
+  NativeFloat p = NativeFloat{} + 1.326472725e-3f;
+  p = native_fma(p, left, NativeFloat{} + 9.671512786e-3f);
+  p = native_fma(p, left, NativeFloat{} + 5.550733744e-2f);
+  p = native_fma(p, left, NativeFloat{} + 2.402224208e-1f);
+  p = native_fma(p, left, NativeFloat{} + 6.931469776e-1f);
+  return native_scaled(native_fma(p, left, NativeFloat{} + 1.0f), whole);
+}
+// 2^x of numbers up to 127; 0 of minus infinity.
+inline Floats exp2(Floats x) {
   each([&](int i) __attribute__((always_inline)) {
-    NativeFloat a = x.v[i];
-    a = a > 88.0f ? NativeFloat{} + 88.0f : a;
-    NativeFloat clamped = native_max(NativeFloat{} - 88.0f, a); // a NaN stays one
-    NativeInt n = native_round(clamped * 1.44269504f);
-    NativeFloat turns = native_float(n);
-    clamped = native_fma(turns, NativeFloat{} - 0.693359375f, clamped);
-    clamped = native_fma(turns, NativeFloat{} + 2.12194440e-4f, clamped);
-    NativeFloat p = NativeFloat{} + 1.9875691500e-4f;
-    p = native_fma(p, clamped, NativeFloat{} + 1.3981999507e-3f);
-    p = native_fma(p, clamped, NativeFloat{} + 8.3334519073e-3f);
-    p = native_fma(p, clamped, NativeFloat{} + 4.1665795894e-2f);
-    p = native_fma(p, clamped, NativeFloat{} + 1.6666665459e-1f);
-    p = native_fma(p, clamped, NativeFloat{} + 5.0000001201e-1f);
-    p = native_fma(p, clamped * clamped, clamped) + 1.0f;
-    r.v[i] = p * (NativeFloat)((n + 127) << 23); // of -127, which is there up to -87.7: 0
+    const NativeFloat a = native_max(NativeFloat{} + kLeastExponent, x.v[i]), whole = native_whole(a); // a NaN stays one
+    x.v[i] = native_exp2(whole, a - whole);
   });
-  return r;
+  return x;
+}
+// e^x of numbers from -88 to 88, which others are taken for.
+inline Floats exp(Floats x) {
+  const NativeFloat log2e = NativeFloat{} + kLog2e, rest = NativeFloat{} + kLog2eRest;
+  each([&](int i) __attribute__((always_inline)) {
+    NativeFloat a = x.v[i] > 88.0f ? NativeFloat{} + 88.0f : x.v[i];
+    a = native_max(NativeFloat{} - 88.0f, a);
+    const NativeFloat whole = native_whole(a * log2e);
+    x.v[i] = native_exp2(whole, native_fma(a, rest, native_fma(a, log2e, -whole)));
+  });
+  return x;
 }
 inline Floats tanh(Floats x) { // 1 - 2 / (e^2x + 1)
   return sub(splat(1), div(splat(2), add(exp(add(x, x)), splat(1))));

@@ -25,6 +25,7 @@ inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
 }
 inline NativeFloat native_max(NativeFloat a, NativeFloat b) { return (NativeFloat)_mm256_max_ps((__m256)a, (__m256)b); }
 inline NativeInt native_round(NativeFloat a) { return (NativeInt)_mm256_cvtps_epi32((__m256)a); }
+inline NativeFloat native_whole(NativeFloat a) { return (NativeFloat)_mm256_round_ps((__m256)a, 8); } // the nearest
 inline NativeFloat native_float(NativeInt a) { return (NativeFloat)_mm256_cvtepi32_ps((__m256i)a); }
 inline NativeFloat native_half(const uint16_t *p) {
   return (NativeFloat)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));

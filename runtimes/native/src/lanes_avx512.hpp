@@ -4,7 +4,7 @@
 constexpr int kNative = 64;
 constexpr int kTokens = 4; // tokens that share the codes of a panel in registers
 constexpr int kUnpackFrom = 8; // tokens: unpacking a panel's codes pays from there on
-constexpr int kLinesAtOnce = 2; // lines of 16 keys that are scored together
+constexpr int kLinesAtOnce = 4; // lines of 16 keys that are scored together
 #ifdef __AVX512BF16__
 constexpr bool kPairDots = true;
 #else
@@ -21,6 +21,11 @@ inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
 }
 inline NativeFloat native_max(NativeFloat a, NativeFloat b) { return (NativeFloat)_mm512_max_ps((__m512)a, (__m512)b); }
 inline NativeInt native_round(NativeFloat a) { return (NativeInt)_mm512_cvtps_epi32((__m512)a); }
+inline NativeFloat native_whole(NativeFloat a) { return (NativeFloat)_mm512_roundscale_ps((__m512)a, 8); } // the nearest
+constexpr float kLeastExponent = -200; // 2^that is 0 to native_scaled
+inline NativeFloat native_scaled(NativeFloat a, NativeFloat exponent) {
+  return (NativeFloat)_mm512_scalef_ps((__m512)a, (__m512)exponent);
+}
 inline NativeFloat native_float(NativeInt a) { return (NativeFloat)_mm512_cvtepi32_ps((__m512i)a); }
 inline NativeFloat native_half(const uint16_t *p) {
   return (NativeFloat)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));

@@ -22,6 +22,7 @@ inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
 }
 inline NativeFloat native_max(NativeFloat a, NativeFloat b) { return a > b ? a : b; } // as x86: b where one is NaN
 inline NativeInt native_round(NativeFloat a) { return (NativeInt)vcvtnq_s32_f32((float32x4_t)a); }
+inline NativeFloat native_whole(NativeFloat a) { return (NativeFloat)vrndnq_f32((float32x4_t)a); }
 inline NativeFloat native_float(NativeInt a) { return (NativeFloat)vcvtq_f32_s32((int32x4_t)a); }
 inline NativeFloat native_half(const uint16_t *p) {
   return (NativeFloat)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));

@@ -19,6 +19,7 @@ inline NativeInt native_round(NativeFloat a) { // adding 1.5 * 2^23 leaves the n
   return (NativeInt)(a + shift) - (NativeInt)shift;
 }
 inline NativeFloat native_float(NativeInt a) { return __builtin_convertvector(a, NativeFloat); }
+inline NativeFloat native_whole(NativeFloat a) { return native_float(native_round(a)); }
 
 inline NativeFloat native_half(const uint16_t *p) {
   return NativeFloat{half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};

@@ -78,6 +78,20 @@ def test_bits_do_not_depend_on_threads_or_chunks(kernels: str, bundle: Bundle, m
         assert np.array_equal(run(bundle, ids, cycle(*sizes), threads=threads), expected)
 
 
+def test_bits_do_not_depend_on_sequences_that_share_a_block_of_rows(bundle: Bundle) -> None:
+    """Three threads take 80 or so of 230 rows each; the second sequence begins within one's."""
+    counts = (130, 100)
+    layout = plan_layout(bundle.spec, 150, chunk=150, sequences=2)
+    runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=3))
+    ids = [random_ids(count, seed=count) for count in counts]
+    plans = [Session(runtime, "error", i).cache.plan(count) for i, count in enumerate(counts)]
+    segments = [Segment(i, np.asarray(ids[i], np.int32), plans[i]) for i in range(2)]
+    found = runtime.forward(segments, "all")
+    runtime.close()
+    for mine, its_ids in zip(found, ids, strict=True):
+        assert np.array_equal(mine, run(bundle, its_ids, cycle(30), threads=1))
+
+
 def test_bits_do_not_depend_on_the_slots(windowed: Bundle) -> None:
     """A ring that went round holds the same positions elsewhere, in other pieces."""
     ids = random_ids(900)

@@ -20,6 +20,8 @@ const Sizes kOdd[] = {{45, 6, 2, 13, 6, 37, 50, 30, 47, 3, KvFormat::kFloat16},
                       {33, 4, 1, 100, 50, 65, 50, 30, 20, 0, KvFormat::kFloat32}};
 // A chunk of 40 over a ring of 10.
 const Sizes kShort = {48, 6, 2, 24, 16, 70, 10, 40, 7, 3, KvFormat::kFloat16};
+// A chunk of which each thread takes blocks of rows through several layers.
+const Sizes kLong = {45, 6, 2, 13, 6, 37, 170, 150, 160, 3, KvFormat::kFloat16};
 
 std::vector<int32_t> random_tokens(size_t count) {
   std::mt19937 random(3);
@@ -64,6 +66,10 @@ void test_bits(const char *kernels) {
            std::string("same bits for odd widths: ") + kernels);
   expect(same(run(kernels, 2, {40, 3}, 90, kShort), run(kernels, 1, {1}, 90, kShort)),
          std::string("same bits from a chunk above the ring: ") + kernels);
+  const std::vector<float> alone = run(kernels, 1, {1}, 330, kLong);
+  for (int32_t threads : {1, 2, 3})
+    expect(same(run(kernels, threads, {150, 130}, 330, kLong), alone),
+           std::string("same bits from blocks of rows: ") + kernels);
 }
 
 // With float32 keys and values: products of bfloat16 pairs, which one set has for float16, are too coarse for scores as

@@ -112,32 +112,53 @@ float short_float(float x) {
   return std::ldexp(std::round(mantissa * 256), exponent - 8);
 }
 
-// Attention over 60 positions from 230 on, which lie in two runs of slots and on both sides of position 256. With pairs of
-// bfloat16 all that is multiplied has 8 bits, weights too: a relative error of up to 2^-8 in each.
-void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap) {
-  constexpr int64_t kFirst = 230, kCount = 60, kSlots = 64, kWindow = 40, kRows = 5;
+// Attention over 60 positions from 230 on, on both sides of position 256. `turn`: by how many slots they are turned round,
+// so that lines of slots are lines of positions (with 48) or not. With pairs of bfloat16 all that is multiplied has 8 bits,
+// weights too: a relative error of up to 2^-8 in each. Many rows come to the very numbers of each by itself.
+void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap, int64_t turn) {
+  constexpr int64_t kFirst = 230, kCount = 60, kSlots = 64, kWindow = 40, kRows = 20;
   const int32_t padded = (dim + 15) / 16 * 16;
   std::vector<float> keys(static_cast<size_t>(kSlots * dim), 0), values(static_cast<size_t>(kSlots * padded), 0);
   std::vector<uint16_t> scales(2 * kSlots);
   const HeadStore store{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, padded, format};
-  const auto slot = [](int64_t position) { return (position - kFirst + 37) % kCount; };
   std::vector<float> key = random_floats(kCount * dim, 9), value = random_floats(kCount * dim, 10);
-  for (int64_t i = 0; i < kCount; ++i)
-    k.write_row(store, slot(kFirst + i), key.data() + i * dim, value.data() + i * dim);
+  std::vector<Piece> pieces;
+  for (int64_t i = 0; i < kCount; ++i) {
+    const int64_t position = kFirst + i, slot = (position + turn) % kSlots;
+    k.write_row(store, slot, key.data() + i * dim, value.data() + i * dim);
+    if (i == 0 || position % kSpan == 0 || slot == 0)
+      pieces.push_back({position, slot, 0});
+    ++pieces.back().count;
+  }
   std::vector<float> some = random_floats(kRows * dim, 11);
   const bool pairs = std::string(k.name) == "avx512bf16" && format == KvFormat::kFloat16 && dim % 2 == 0;
   for (std::vector<float> *kept : {&key, &value})
     keep(*kept, dim, format);
-  const Piece pieces[] = {{230, 37, 23}, {253, 0, 3}, {256, 3, 34}};
-  const int64_t positions[kRows] = {230, 255, 260, 285, 289};
-  std::vector<float> queries(static_cast<size_t>(kRows * padded), 0), scores(kRows * kSpan);
+  std::vector<int64_t> positions;
+  for (int64_t row = 0; row < kRows; ++row)
+    positions.push_back(kFirst + row * (kCount - 1) / (kRows - 1));
+  std::vector<float> queries(static_cast<size_t>(kRows * padded), 0), scores(kRowsAtOnce * kSpan);
+  std::vector<float> converted(static_cast<size_t>(2 * kSpan * padded));
   for (int64_t row = 0; row < kRows; ++row)
     std::copy_n(some.data() + row * dim, dim, queries.data() + row * padded);
-  std::vector<float> part(static_cast<size_t>(kRows * (2 + padded)), 0), state = part;
-  std::fill_n(state.data(), kRows, -INFINITY);
-  const auto softmax = [&](std::vector<float> &s) { return Softmax{s.data(), s.data() + kRows, s.data() + 2 * kRows}; };
-  const AttentionTile tile{store, pieces, 3, 0, 1, positions, queries.data(), kRows, kWindow, 0, 0.3f, softcap};
-  k.attend(tile, scores.data(), softmax(part), 0, softmax(state));
+  // The state of `rows` rows from `first` on, which then are what the queries are no longer.
+  const auto attend = [&](int64_t first, int64_t rows) {
+    std::vector<float> part(static_cast<size_t>(rows * (2 + padded)), 0), state = part, some_queries = queries;
+    std::fill_n(state.data(), rows, -INFINITY);
+    const auto softmax = [&](std::vector<float> &s) { return Softmax{s.data(), s.data() + rows, s.data() + 2 * rows}; };
+    const AttentionTile tile{store, pieces.data(), static_cast<int64_t>(pieces.size()), 0, 1, positions.data() + first,
+                             some_queries.data() + first * padded, scores.data(), converted.data(),
+                             static_cast<int32_t>(rows), kWindow, 0, 0.3f, softcap};
+    k.attend(tile, softmax(part), 0, softmax(state));
+    return state;
+  };
+  const std::vector<float> state = attend(0, kRows);
+  for (int64_t row = 0; row < kRows; ++row) {
+    const std::vector<float> alone = attend(row, 1);
+    expect(alone[0] == state[row] && alone[1] == state[kRows + row], "a row's softmax does not depend on other rows");
+    expect(std::equal(alone.begin() + 2, alone.end(), state.begin() + 2 * kRows + row * padded),
+           "a row's mix does not depend on other rows");
+  }
   if (pairs)
     for (std::vector<float> *operand : {&some, &key, &value})
       std::transform(operand->begin(), operand->end(), operand->begin(), short_float);
@@ -174,8 +195,8 @@ void test_gap(const Kernels &k, KvFormat format) {
   const Piece pieces[] = {{0, 0, 4}, {256, 16, 4}};
   const int64_t position = 259;
   float part[2 + kDim] = {}, state[2 + kDim] = {-INFINITY};
-  const AttentionTile tile{store, pieces, 2, 0, 1, &position, query.data(), 1, 1000, 0, 1.0f, 0.0f};
-  k.attend(tile, scores.data(), {part, part + 1, part + 2}, 0, {state, state + 1, state + 2});
+  const AttentionTile tile{store, pieces, 2, 0, 1, &position, query.data(), scores.data(), nullptr, 1, 1000, 0, 1.0f, 0.0f};
+  k.attend(tile, {part, part + 1, part + 2}, 0, {state, state + 1, state + 2});
   expect(state[1] == 8 && std::fabs(state[2] - 8) < 0.05f, "of 260 positions eight are held, and each counts once");
 }
 
@@ -192,7 +213,8 @@ int main() {
       test_quantize(k, width);
       for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
         for (float softcap : {0.0f, 2.0f})
-          test_attention(k, static_cast<int32_t>(width), format, softcap);
+          for (int64_t turn : {48, 37})
+            test_attention(k, static_cast<int32_t>(width), format, softcap, turn);
     }
     for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
       test_gap(k, format);

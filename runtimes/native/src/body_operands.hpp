@@ -1,0 +1,87 @@
+// What keys, values, queries and weights are multiplied as.
+#pragma once
+
+// Keys and values are fetched so many bytes before they are needed: the processor itself looks no further than its page.
+constexpr int64_t kKvAhead = 8192;
+
+// A number of the store that is multiplied as one of a pair of bfloat16 numbers, and such a pair: see body_pairs.hpp.
+struct Paired {
+  uint16_t half;
+};
+struct ReadyPair {
+  uint16_t first, second;
+};
+// What becomes of a number of the store where it is converted once for all rows of a tile; of bytes and of float32
+// numbers nothing does.
+template <typename T> struct Ready {
+  using Type = T;
+};
+template <> struct Ready<uint16_t> {
+  using Type = float;
+};
+template <> struct Ready<Paired> {
+  using Type = ReadyPair;
+};
+// Numbers that are multiplied at once, and those that a T holds.
+template <typename T> constexpr int kTogether = std::is_same_v<typename Ready<T>::Type, ReadyPair> ? 2 : 1;
+template <typename T> constexpr int kHeld = std::is_same_v<T, ReadyPair> ? 2 : 1;
+
+inline Floats load_wide(const float *p) { return load(p); }
+inline Floats load_wide(const uint16_t *p) { return load_half(p); }
+inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_int(-128))); }
+inline void store_wide(float *p, Floats a) { store(p, a); }
+inline Floats add_product(const float *x, int64_t at, Floats line, Floats sum) { return fma(splat(x[at]), line, sum); }
+
+// Keeps two lines of the weights of a row in their place.
+template <typename T> inline void store_weights(const T *, float *row, int64_t at, Floats first, Floats second) {
+  store(row + at, first);
+  store(row + at + 16, second);
+}
+
+// Fetches values long before they are needed. `lane`: of lanes that are read 16 by 16.
+template <typename T> inline void fetch_values(const T *row, int64_t lane) {
+  if (lane % 32 == 0)
+    __builtin_prefetch((const char *)(row + lane) + kKvAhead);
+}
+
+// Calls `work(at, line)` for each row of a piece of values; `at` is its index in the weights, line(lane) sixteen of its
+// numbers.
+template <typename T, typename Work>
+inline void each_line(const T *values, int64_t stride, Piece piece, const Work &work) {
+  const T *row = values + piece.slot * stride;
+  for (int64_t i = 0; i < piece.count; ++i, row += stride)
+    work(piece.position % kSpan + i, [&](int64_t lane) __attribute__((always_inline)) {
+      fetch_values(row, lane);
+      return load_wide(row + lane);
+    });
+}
+
+#ifdef __AVX512BF16__
+#include "body_pairs.hpp"
+#endif
+
+// Whether lines of slots become lines of positions, one each.
+inline bool lines_agree(const Piece *pieces, int64_t count) {
+  for (int64_t p = 0, line = -1; p < count; ++p) {
+    const int64_t first = pieces[p].position % kSpan;
+    if ((first - pieces[p].slot) % 16 || first / 16 <= line)
+      return false;
+    line = (first + pieces[p].count - 1) / 16;
+  }
+  return true;
+}
+
+// Keys [position / 16][dim][16] and values [position][padded] of a piece, by their position in the span.
+template <typename T, typename To> inline void convert(const HeadStore &s, const Piece &piece, To *keys, To *values) {
+  const int64_t first = piece.position % kSpan, lines = (first % 16 + piece.count + 15) / 16;
+  const T *from = (const T *)s.keys + piece.slot / 16 * 16 * s.dim;
+  To *to = keys + first / 16 * 16 * s.dim / kHeld<To>;
+  for (int64_t i = 0; i < lines * 16 * s.dim; i += 16 * kTogether<T>) {
+    __builtin_prefetch((const char *)(from + i) + kKvAhead);
+    store_wide(to + i / kHeld<To>, load_wide(from + i));
+  }
+  each_line((const T *)s.values, s.padded, piece, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
+    for (int64_t lane = 0; lane < s.padded; lane += 16)
+      store_wide(values + at * s.padded + lane, line(lane));
+  });
+}

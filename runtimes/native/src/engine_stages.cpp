@@ -1,0 +1,121 @@
+// Cuts a forward into stages and runs their units.
+#include "engine.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace dsedge {
+
+RowRange Engine::rows_of(const Buffer &buffer) const {
+  return {0, buffer.selected ? static_cast<int64_t>(now_->wanted.size()) : now_->rows};
+}
+
+void Engine::plan(const Forward &f) {
+  const KvShape &kv = program_.kv;
+  blocks_ = cut_rows(program_, f.segments, f.rows, pool_.threads());
+  int64_t partials = 0, merges = 0;
+  std::vector<bool> done(plans_.size());
+  for (const Instruction &instruction : program_.instructions) {
+    if (instruction.op != Op::kAttention)
+      continue;
+    const size_t ring = static_cast<size_t>(kv.layers[static_cast<size_t>(instruction.layer)]);
+    const int64_t queries = std::max<int64_t>(1, kGroupedQueries / (instruction.heads / kv.kv_heads));
+    if (!done[ring])
+      plans_[ring] = plan_attention(f.segments, ring, kv, queries, blocks_, pool_.threads());
+    done[ring] = true;
+    if (static_cast<int64_t>(plans_[ring].tasks.size()) * kv.kv_heads > Pool::kMostUnits)
+      throw std::invalid_argument("forward: far too many tokens");
+    partials = std::max(partials, plans_[ring].partials * kv.kv_heads);
+    merges = std::max(merges, plans_[ring].merges * kv.kv_heads);
+  }
+  const int64_t each = activations_.pairs() * (2 + (kv.dim + 15) / 16 * 16);
+  merges_.values.resize(static_cast<size_t>(partials * each));
+  if (static_cast<size_t>(merges) > merges_.done.size())
+    merges_.done = std::vector<std::atomic<int32_t>>(static_cast<size_t>(merges));
+}
+
+// The buffer whose rows tell how many an instruction has.
+const Buffer &Engine::measure(const Instruction &i) const {
+  if (i.op == Op::kLinear && i.quantized != kNone)
+    return program_.quantized[static_cast<size_t>(i.quantized)];
+  const bool reads = i.op == Op::kStore || i.op == Op::kQuantize || i.op == Op::kRope || i.op == Op::kLinear;
+  return program_.buffers[static_cast<size_t>(reads ? i.a : i.out)];
+}
+
+void Engine::cut_stages() {
+  stages_.clear();
+  for (size_t n = 0; n < program_.instructions.size(); ++n) {
+    const Instruction &i = program_.instructions[n];
+    const int32_t at = static_cast<int32_t>(n);
+    if (blocks_.empty() || measure(i).selected)
+      stages_.push_back({at, at + 1, units(i), false});
+    else if (stages_.empty() || !stages_.back().by_rows || i.op == Op::kAttention)
+      stages_.push_back({at, at + 1, static_cast<int32_t>(blocks_.size()), true});
+    else
+      ++stages_.back().last;
+  }
+  if (taken_.size() < stages_.size() * blocks_.size())
+    taken_ = std::vector<std::atomic<bool>>(stages_.size() * blocks_.size());
+  for (std::atomic<bool> &taken : taken_)
+    taken.store(false, std::memory_order_relaxed);
+}
+
+int32_t Engine::units(const Instruction &i) const {
+  if (i.op == Op::kLinear)
+    return static_cast<int32_t>(matrices_[static_cast<size_t>(i.matrix)].panels / (i.gated ? 2 : 1));
+  if (i.op == Op::kAttention) {
+    return static_cast<int32_t>(plan_of(i).tasks.size()) * i.kv_heads;
+  }
+  return static_cast<int32_t>(rows_of(measure(i)).count);
+}
+
+void Engine::work(int32_t number, int32_t begin, int32_t end, int32_t thread) {
+  const Stage &stage = stages_[static_cast<size_t>(number)];
+  if (!stage.by_rows)
+    return run_units(program_.instructions[static_cast<size_t>(stage.first)], begin, end, thread);
+  for (int32_t unit = begin; unit < end; ++unit) {
+    const RowRange rows = take_block(number, thread);
+    for (int32_t at = stage.first; at < stage.last; ++at)
+      run_rows(program_.instructions[static_cast<size_t>(at)], rows, thread);
+  }
+}
+
+// A block that nobody has taken in this stage, if possible one that the thread has had before: what it wrote there is in
+// its core's cache. There are as many as a stage has units.
+RowRange Engine::take_block(int32_t stage, int32_t thread) {
+  const size_t count = blocks_.size(), home = static_cast<size_t>(thread) * count / static_cast<size_t>(pool_.threads());
+  std::atomic<bool> *taken = taken_.data() + static_cast<size_t>(stage) * count;
+  size_t block = home;
+  while (taken[block].exchange(true, std::memory_order_relaxed))
+    block = (block + 1) % count;
+  const int64_t first = block ? blocks_[block - 1] : 0;
+  return {first, blocks_[block] - first};
+}
+
+void Engine::run_units(const Instruction &i, int32_t begin, int32_t end, int32_t thread) {
+  if (i.op == Op::kLinear)
+    return linear(i, begin, end, rows_of(measure(i)), thread);
+  const int64_t tasks = i.op == Op::kAttention ? units(i) / i.kv_heads : 0;
+  for (int32_t unit = begin; unit < end; ++unit)
+    if (i.op == Op::kAttention)
+      attend(i, unit / tasks, unit % tasks, thread);
+    else
+      run_row(i, unit);
+}
+
+void Engine::run_rows(const Instruction &i, RowRange rows, int32_t thread) {
+  if (i.op == Op::kLinear)
+    return linear(i, 0, units(i), rows, thread);
+  if (i.op == Op::kAttention) {
+    const std::vector<AttentionTask> &tasks = plan_of(i).tasks;
+    for (int64_t head = 0; head < i.kv_heads; ++head)
+      for (size_t task = 0; task < tasks.size(); ++task)
+        if (const int64_t row = first_row(tasks[task]); row >= rows.first && row < rows.first + rows.count)
+          attend(i, head, static_cast<int64_t>(task), thread);
+  } else {
+    for (int64_t row = rows.first; row < rows.first + rows.count; ++row)
+      run_row(i, row);
+  }
+}
+
+} // namespace dsedge
