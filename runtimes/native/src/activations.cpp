@@ -23,6 +23,10 @@ public:
       throw std::invalid_argument("program: activations larger than any memory");
     return reinterpret_cast<T *>(at);
   }
+  QuantRows take_rows(int64_t rows, int64_t blocks) {
+    const int64_t count = rows * blocks;
+    return {take<int8_t>(count * kBlock), take<int8_t>(count * kBlock), take<Block>(count), take<uint8_t>(count), blocks};
+  }
   int64_t used() const { return used_; }
 
 private:
@@ -63,17 +67,15 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
   for (size_t i = 0; i < views.floats.size(); ++i)
     if (static_cast<int32_t>(i) != kLogits)
       views.floats[i] = carver.take<float>((program_.buffers[i].selected ? wanted : rows) * program_.buffers[i].width);
-  int64_t blocks = 0, flags = 0; // of the largest
+  int64_t widest = 0, blocks = 0, flags = 0;
+  for (const Buffer &buffer : program_.buffers)
+    widest = std::max(widest, buffer.width);
   for (size_t i = 0; i < views.quantized.size(); ++i) {
-    QuantRows &q = views.quantized[i];
-    q.blocks = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
-    const int64_t count = (program_.quantized[i].selected ? wanted : rows) * q.blocks;
-    q.hi = carver.take<int8_t>(count * kBlock);
-    q.lo = carver.take<int8_t>(count * kBlock);
-    q.block = carver.take<Block>(count);
-    q.flag = carver.take<uint8_t>(count);
-    blocks = std::max(blocks, q.blocks);
-    flags = std::max(flags, count);
+    const int64_t each = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
+    const int64_t count = program_.quantized[i].selected ? wanted : rows;
+    views.quantized[i] = carver.take_rows(count, each);
+    blocks = std::max(blocks, each);
+    flags = std::max(flags, count * each);
   }
   if (flags > std::numeric_limits<int32_t>::max())
     throw std::invalid_argument("program: more quantized blocks than can be counted");
@@ -87,6 +89,8 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     s.local = carver.take<float>(2 * pairs_ * padded_);
     s.sums = carver.take<float>(4 * pairs_);
     s.positions = carver.take<int64_t>(pairs_);
+    s.own_row = carver.take<float>(widest);
+    s.own_codes = carver.take_rows(1, blocks);
     s.flagged = {carver.take<int32_t>(blocks + 2), carver.take<int32_t>(flags)};
   }
   return views;

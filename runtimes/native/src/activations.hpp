@@ -13,8 +13,11 @@ struct Scratch {
   float *queries, *local, *sums;          // an attention tile: [pairs][padded], mix, [4][pairs]
   float *scores, *converted;              // as in AttentionTile
   int64_t *positions;                     // [pairs]
-  Flagged flagged;                        // of what the linear `flagged_in` reads
-  int64_t flagged_in = -1, flagged_from = 0; // number of an instruction, counted on from run to run, and a first row
+  float *own_row;                         // a row of any buffer that this thread makes for itself, and
+  QuantRows own_codes;                    // its codes
+  QuantRows input;                        // what the linear `read_by` reads of rows from `read_from` on
+  Flagged flagged;                        // its flagged blocks
+  int64_t read_by = -1, read_from = 0;    // read_by: number of an instruction, counted on from run to run
 };
 
 // Finds the flagged blocks of the first `rows` rows.

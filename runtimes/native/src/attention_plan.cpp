@@ -43,6 +43,15 @@ std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, con
   return seen;
 }
 
+bool last_is_apart(const std::vector<Piece> &pieces) {
+  const Piece &last = pieces.back();
+  const int64_t line = (last.slot + last.count - 1) / 16;
+  return std::none_of(pieces.begin(), pieces.end(), [&](const Piece &piece) {
+    return piece.position / kSpan != last.position / kSpan && piece.slot / 16 <= line &&
+           line <= (piece.slot + piece.count - 1) / 16;
+  });
+}
+
 } // namespace
 
 AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
@@ -51,6 +60,7 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, 
   int64_t tiles = 0;
   for (const Segment &segment : segments) {
     plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring]));
+    plan.apart = last_is_apart(plan.pieces.back());
     tiles += (segment.count + queries - 1) / queries * kv.kv_heads;
   }
   const int64_t wished = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, tiles)); // parts of a tile

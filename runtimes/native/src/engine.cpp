@@ -129,9 +129,9 @@ void Engine::run_row(const Instruction &i, int64_t row) {
   case Op::kEmbed:
     return read_row(matrices_[static_cast<size_t>(i.matrix)], now_->tokens[row], i.scale, x(i.out));
   case Op::kNorm:
-    return norm_row(i, row);
   case Op::kQuantize:
-    return kernels_.quantize(x(i.a), width(i.a), i.crest, activations_.quantized(i.quantized_out), row);
+    return normalize(i, row, i.op == Op::kNorm ? x(i.out) : nullptr,
+                     i.quantized_out == kNone ? QuantRows{} : activations_.quantized(i.quantized_out).from(row));
   case Op::kStore:
     return store_row(i, row);
   case Op::kGate:
@@ -149,42 +149,51 @@ void Engine::run_row(const Instruction &i, int64_t row) {
     return;
   case Op::kSoftcap:
     return kernels_.softcap(x(i.a), width(i.a), i.softcap, x(i.out));
-  case Op::kRope: {
-    const Angles &angles = now_->angles[static_cast<size_t>(i.rope)];
-    const int64_t at = row * i.rotary / 2;
-    return kernels_.rope(x(i.a), i.heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
-  }
+  case Op::kRope:
+    return rotate(i, row, i.heads, x(i.a));
   case Op::kLinear:
   case Op::kAttention:
     return;
   }
 }
 
-void Engine::norm_row(const Instruction &i, int64_t row) {
-  float *out = activations_.row(i.out, row);
-  const float *weight = program_.vectors[static_cast<size_t>(i.vector)].data();
-  kernels_.norm(activations_.row(i.a, row), weight, i.heads, i.dim, i.eps, out);
+// What a norm or a quantization makes of a row; `out` and `quantized` are those of the row.
+void Engine::normalize(const Instruction &i, int64_t row, float *out, const QuantRows &quantized) const {
+  const float *x = activations_.row(i.a, row);
+  if (i.op == Op::kNorm) {
+    kernels_.norm(x, program_.vectors[static_cast<size_t>(i.vector)].data(), i.heads, i.dim, i.eps, out);
+    x = out;
+  }
   if (i.quantized_out != kNone)
-    kernels_.quantize(out, int64_t{i.heads} * i.dim, i.crest, activations_.quantized(i.quantized_out), row);
+    kernels_.quantize(x, program_.buffers[static_cast<size_t>(i.a)].width, i.crest, quantized, 0);
+}
+
+void Engine::rotate(const Instruction &i, int64_t row, int64_t heads, float *x) const {
+  if (i.rope == kNone)
+    return;
+  const Angles &angles = now_->angles[static_cast<size_t>(i.rope)];
+  const int64_t at = row * i.rotary / 2;
+  kernels_.rope(x, heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
 }
 
 void Engine::store_row(const Instruction &i, int64_t row) {
-  float *query = activations_.row(i.a, row), *key = activations_.row(i.b, row);
-  const float *value = activations_.row(i.c, row);
-  if (i.rope != kNone) {
-    const Angles &angles = now_->angles[static_cast<size_t>(i.rope)];
-    const int64_t at = row * i.rotary / 2;
-    kernels_.rope(query, i.heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
-    kernels_.rope(key, i.kv_heads, i.dim, i.rotary, angles.cos + at, angles.sin + at);
-  }
+  float *key = activations_.row(i.b, row);
+  rotate(i, row, i.heads, activations_.row(i.a, row));
+  rotate(i, row, i.kv_heads, key);
+  for (int32_t head = 0; head < i.kv_heads; ++head)
+    store_head(i, row, head, key + head * i.dim);
+}
+
+// Keeps a key, turned already, and its value.
+void Engine::store_head(const Instruction &i, int64_t row, int64_t head, const float *key) {
   const auto after = std::upper_bound(now_->segments.begin(), now_->segments.end(), row,
                                       [](int64_t r, const Segment &segment) { return r < segment.row; });
   const Segment &segment = *(after - 1);
   const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
   const int64_t slot = segment.rings[ring].filled + row - segment.row;
-  for (int32_t head = 0; head < i.kv_heads; ++head)
-    if (!kernels_.write_row(kv_.head(segment.sequence, i.layer, head), slot, key + head * i.dim, value + head * i.dim))
-      lost_.store(true, std::memory_order_relaxed);
+  const HeadStore store = kv_.head(segment.sequence, i.layer, static_cast<int32_t>(head));
+  if (!kernels_.write_row(store, slot, key, activations_.row(i.c, row) + head * i.dim))
+    lost_.store(true, std::memory_order_relaxed);
 }
 
 } // namespace dsedge

@@ -61,11 +61,25 @@ Softmax Engine::partial(const Instruction &i, int64_t index) {
   return {at, at + pairs, at + 2 * pairs};
 }
 
-void Engine::attend(const Instruction &i, int64_t head, int64_t number, int32_t thread) {
+// Turns a lone query, and keeps the key and the value of its position if the task attends to it.
+void Engine::prepare(const Instruction &store, const AttentionTask &task, int64_t head, const AttentionTile &tile,
+                     float *key) {
+  for (int64_t pair = 0; pair < tile.rows; ++pair)
+    rotate(store, 0, 1, tile.queries + pair * tile.store.padded);
+  if (tile.position[0] / kSpan != task.last_span)
+    return;
+  std::copy_n(activations_.row(store.b, 0) + head * store.dim, store.dim, key);
+  rotate(store, 0, 1, key);
+  store_head(store, 0, head, key);
+}
+
+void Engine::attend(const Instruction &i, const Instruction *store, int64_t head, int64_t number, int32_t thread) {
   const Scratch &scratch = activations_.scratch(thread);
   const AttentionPlan &plan = plan_of(i);
   const AttentionTask &task = plan.tasks[static_cast<size_t>(number)];
   const AttentionTile t = tile(i, task, head, scratch);
+  if (store)
+    prepare(*store, task, head, t, scratch.own_row);
   const int64_t pairs = activations_.pairs(), padded = t.store.padded;
   const Softmax local{scratch.sums, scratch.sums + pairs, scratch.local};
   const Softmax state{scratch.sums + 2 * pairs, scratch.sums + 3 * pairs, scratch.local + pairs * padded};

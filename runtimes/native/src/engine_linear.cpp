@@ -6,8 +6,10 @@
 namespace dsedge {
 
 // Units begin … end - 1.
-void Engine::linear(const Instruction &i, int32_t begin, int32_t end, RowRange rows, int32_t thread) {
-  const Scratch &scratch = list_flagged(i, rows, thread);
+void Engine::linear(const Instruction &i, const Instruction *before, int32_t begin, int32_t end, RowRange rows,
+                    int32_t thread) {
+  Scratch &scratch = activations_.scratch(thread);
+  read_input(i, before, rows, scratch);
   for (int64_t unit = begin; unit < end; ++unit)
     if (i.gated) {
       product(i, unit * 2, rows, scratch, scratch.results);
@@ -19,23 +21,28 @@ void Engine::linear(const Instruction &i, int32_t begin, int32_t end, RowRange r
     }
 }
 
-// Each thread looks once at what a linear reads.
-const Scratch &Engine::list_flagged(const Instruction &i, RowRange rows, int32_t thread) {
-  Scratch &scratch = activations_.scratch(thread);
+// What each thread needs to know once of the quantized rows that a linear reads: which blocks are flagged, or, where
+// they are not there yet, the row itself.
+void Engine::read_input(const Instruction &i, const Instruction *before, RowRange rows, Scratch &scratch) {
   const int64_t here = runs_ * static_cast<int64_t>(program_.instructions.size()) + (&i - program_.instructions.data());
-  if (i.quantized == kNone || rows.count == 1 || (scratch.flagged_in == here && scratch.flagged_from == rows.first))
-    return scratch;
-  find_flagged(activations_.quantized(i.quantized).from(rows.first), rows.count, scratch.flagged);
-  scratch.flagged_in = here;
-  scratch.flagged_from = rows.first;
-  return scratch;
+  if (i.quantized == kNone || (scratch.read_by == here && scratch.read_from == rows.first))
+    return;
+  scratch.input = activations_.quantized(i.quantized).from(rows.first);
+  if (before) {
+    scratch.own_codes.blocks = scratch.input.blocks;
+    scratch.input = scratch.own_codes;
+    normalize(*before, 0, scratch.own_row, scratch.input);
+  }
+  if (rows.count > 1)
+    find_flagged(scratch.input, rows.count, scratch.flagged);
+  scratch.read_by = here;
+  scratch.read_from = rows.first;
 }
 
 void Engine::product(const Instruction &i, int64_t panel, RowRange rows, const Scratch &scratch, float *out) {
   const Matrix &m = matrices_[static_cast<size_t>(i.matrix)];
   if (i.quantized != kNone)
-    kernels_.panel(m, panel, activations_.quantized(i.quantized).from(rows.first), scratch.flagged, rows.count,
-                   scratch.panel, out);
+    kernels_.panel(m, panel, scratch.input, scratch.flagged, rows.count, scratch.panel, out);
   else
     kernels_.panel_float(m, panel, activations_.row(i.a, rows.first), m.columns, rows.count,
                          reinterpret_cast<float *>(scratch.panel), out);

@@ -42,17 +42,31 @@ const Buffer &Engine::measure(const Instruction &i) const {
   return program_.buffers[static_cast<size_t>(reads ? i.a : i.out)];
 }
 
+// Whether an instruction only prepares what the next one reads.
+bool Engine::prepares(size_t number) const {
+  if (number + 1 == program_.instructions.size())
+    return false;
+  const Instruction &i = program_.instructions[number], &next = program_.instructions[number + 1];
+  if (i.op == Op::kStore)
+    return next.op == Op::kAttention && next.a == i.a && next.layer == i.layer && plan_of(next).apart;
+  return (i.op == Op::kNorm || i.op == Op::kQuantize) && i.quantized_out != kNone && next.op == Op::kLinear &&
+         next.quantized == i.quantized_out && !measure(i).selected;
+}
+
 void Engine::cut_stages() {
   stages_.clear();
   for (size_t n = 0; n < program_.instructions.size(); ++n) {
     const Instruction &i = program_.instructions[n];
     const int32_t at = static_cast<int32_t>(n);
-    if (blocks_.empty() || measure(i).selected)
-      stages_.push_back({at, at + 1, units(i), false});
-    else if (stages_.empty() || !stages_.back().by_rows || i.op == Op::kAttention)
-      stages_.push_back({at, at + 1, static_cast<int32_t>(blocks_.size()), true});
-    else
+    const bool part = i.op == Op::kLinear || i.op == Op::kAttention, selected = measure(i).selected;
+    const Unit unit = !blocks_.empty() && !selected ? Unit::kBlock : part ? Unit::kPart : Unit::kRow;
+    if (unit == Unit::kRow && now_->rows == 1 && prepares(n))
+      stages_.push_back({at, at + 2, units(program_.instructions[++n]), Unit::kPart});
+    else if (unit != Unit::kPart && !stages_.empty() && stages_.back().unit == unit && i.op != Op::kAttention &&
+             measure(program_.instructions[n - 1]).selected == selected)
       ++stages_.back().last;
+    else
+      stages_.push_back({at, at + 1, unit == Unit::kBlock ? static_cast<int32_t>(blocks_.size()) : units(i), unit});
   }
   if (taken_.size() < stages_.size() * blocks_.size())
     taken_ = std::vector<std::atomic<bool>>(stages_.size() * blocks_.size());
@@ -63,20 +77,20 @@ void Engine::cut_stages() {
 int32_t Engine::units(const Instruction &i) const {
   if (i.op == Op::kLinear)
     return static_cast<int32_t>(matrices_[static_cast<size_t>(i.matrix)].panels / (i.gated ? 2 : 1));
-  if (i.op == Op::kAttention) {
+  if (i.op == Op::kAttention)
     return static_cast<int32_t>(plan_of(i).tasks.size()) * i.kv_heads;
-  }
   return static_cast<int32_t>(rows_of(measure(i)).count);
 }
 
 void Engine::work(int32_t number, int32_t begin, int32_t end, int32_t thread) {
   const Stage &stage = stages_[static_cast<size_t>(number)];
-  if (!stage.by_rows)
-    return run_units(program_.instructions[static_cast<size_t>(stage.first)], begin, end, thread);
+  const Instruction *first = program_.instructions.data() + stage.first, *last = program_.instructions.data() + stage.last;
+  if (stage.unit == Unit::kPart)
+    return run_parts(last[-1], last - first > 1 ? first : nullptr, begin, end, thread);
   for (int32_t unit = begin; unit < end; ++unit) {
-    const RowRange rows = take_block(number, thread);
-    for (int32_t at = stage.first; at < stage.last; ++at)
-      run_rows(program_.instructions[static_cast<size_t>(at)], rows, thread);
+    const RowRange rows = stage.unit == Unit::kBlock ? take_block(number, thread) : RowRange{unit, 1};
+    for (const Instruction *i = first; i < last; ++i)
+      run_rows(*i, rows, thread);
   }
 }
 
@@ -92,26 +106,23 @@ RowRange Engine::take_block(int32_t stage, int32_t thread) {
   return {first, blocks_[block] - first};
 }
 
-void Engine::run_units(const Instruction &i, int32_t begin, int32_t end, int32_t thread) {
+void Engine::run_parts(const Instruction &i, const Instruction *before, int32_t begin, int32_t end, int32_t thread) {
   if (i.op == Op::kLinear)
-    return linear(i, begin, end, rows_of(measure(i)), thread);
-  const int64_t tasks = i.op == Op::kAttention ? units(i) / i.kv_heads : 0;
+    return linear(i, before, begin, end, rows_of(measure(i)), thread);
+  const int64_t tasks = units(i) / i.kv_heads;
   for (int32_t unit = begin; unit < end; ++unit)
-    if (i.op == Op::kAttention)
-      attend(i, unit / tasks, unit % tasks, thread);
-    else
-      run_row(i, unit);
+    attend(i, before, unit / tasks, unit % tasks, thread);
 }
 
 void Engine::run_rows(const Instruction &i, RowRange rows, int32_t thread) {
   if (i.op == Op::kLinear)
-    return linear(i, 0, units(i), rows, thread);
+    return linear(i, nullptr, 0, units(i), rows, thread);
   if (i.op == Op::kAttention) {
     const std::vector<AttentionTask> &tasks = plan_of(i).tasks;
     for (int64_t head = 0; head < i.kv_heads; ++head)
       for (size_t task = 0; task < tasks.size(); ++task)
         if (const int64_t row = first_row(tasks[task]); row >= rows.first && row < rows.first + rows.count)
-          attend(i, head, static_cast<int64_t>(task), thread);
+          attend(i, nullptr, head, static_cast<int64_t>(task), thread);
   } else {
     for (int64_t row = rows.first; row < rows.first + rows.count; ++row)
       run_row(i, row);

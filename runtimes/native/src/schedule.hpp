@@ -6,12 +6,18 @@
 
 namespace dsedge {
 
-// With `by_rows` a unit takes a block of rows through all the instructions first … last - 1: what a thread reads of a row
-// it wrote itself, and only attention has to wait for others. A unit must be worth unpacking the weights for. Otherwise
-// there is one instruction, and a unit is a panel, a task of attention or a row of it.
+// What a unit of a stage is, and what is done with it.
+//   kBlock   a block of rows, taken through all the instructions: what a thread reads of a row it wrote itself, and only
+//            attention has to wait for others. Worth unpacking the weights for
+//   kRow     a row, taken through all the instructions, none of which is a linear or attention
+//   kPart    a panel of a linear or a task of attention, which is the last instruction. Another one before it prepares the
+//            only row that there is: each thread does that for itself, which is less than waiting for one that does
+enum class Unit { kBlock, kRow, kPart };
+
+// Instructions first … last - 1.
 struct Stage {
   int32_t first, last, units;
-  bool by_rows;
+  Unit unit;
 };
 
 // Where blocks of about equal work end. None: rows are too few to be cut for so many threads.
