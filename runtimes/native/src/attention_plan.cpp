@@ -43,6 +43,9 @@ std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, con
   return seen;
 }
 
+// How many pieces of at most `size` a count is cut into.
+int64_t cuts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
 bool last_is_apart(const std::vector<Piece> &pieces) {
   const Piece &last = pieces.back();
   const int64_t line = (last.slot + last.count - 1) / 16;
@@ -57,26 +60,33 @@ bool last_is_apart(const std::vector<Piece> &pieces) {
 AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
                              const std::vector<int64_t> &blocks, int32_t threads) {
   AttentionPlan plan;
-  int64_t tiles = 0;
+  const int64_t wished = 4 * threads; // tasks, at least: threads then end at about the same time
+  int64_t rows = 0, tiles = 0;
   for (const Segment &segment : segments) {
     plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring]));
     plan.apart = last_is_apart(plan.pieces.back());
-    tiles += (segment.count + queries - 1) / queries * kv.kv_heads;
+    rows += segment.count;
   }
-  const int64_t wished = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, tiles)); // parts of a tile
+  if (blocks.empty())
+    queries = std::clamp<int64_t>(rows * kv.kv_heads / wished, 1, queries);
+  for (const Segment &segment : segments)
+    tiles += cuts(segment.count, queries) * kv.kv_heads;
+  const int64_t parts_wished = blocks.empty() ? std::max<int64_t>(1, wished / tiles) : 1; // of a tile
   for (size_t index = 0; index < segments.size(); ++index) {
     std::vector<int64_t> spans;
     for (const Piece &piece : plan.pieces[index])
       if (spans.empty() || spans.back() != piece.position / kSpan)
         spans.push_back(piece.position / kSpan);
     for (int64_t first = 0, count; first < segments[index].count; first += count) {
-      count = std::min(queries, segments[index].count - first);
+      count = segments[index].count - first;
       if (!blocks.empty())
         count = std::min(count, *std::upper_bound(blocks.begin(), blocks.end(), segments[index].row + first) -
                                     segments[index].row - first);
+      count = cuts(count, cuts(count, queries)); // of about equal size
+      plan.queries = std::max(plan.queries, count);
       const int64_t last = (segments[index].position + first + count - 1) / kSpan;
       const int64_t visited = std::upper_bound(spans.begin(), spans.end(), last) - spans.begin();
-      const int64_t parts = threads > 1 && blocks.empty() ? std::min(wished, visited) : 1;
+      const int64_t parts = threads > 1 ? std::min(parts_wished, visited) : 1;
       for (int64_t part = 0; part < parts; ++part) {
         const int64_t begin = visited * part / parts, end = visited * (part + 1) / parts;
         plan.tasks.push_back({static_cast<int32_t>(index), first, count, spans[static_cast<size_t>(begin)],

@@ -34,6 +34,7 @@ struct AttentionPlan {
   std::vector<std::vector<Piece>> pieces; // of each segment
   std::vector<AttentionTask> tasks;       // for each kv head, in the order of rows
   int64_t partials = 0, merges = 0;       // for each kv head
+  int64_t queries = 0;                    // of the largest task
   bool apart = false; // no other span than the last reads the line of slots that the last position lies in
 };
 

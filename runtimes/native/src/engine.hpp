@@ -80,6 +80,7 @@ private:
   void attend(const Instruction &instruction, const Instruction *store, int64_t head, int64_t task, int32_t thread);
   void prepare(const Instruction &store, const AttentionTask &task, int64_t head, const AttentionTile &tile, float *key);
   AttentionTile tile(const Instruction &instruction, const AttentionTask &task, int64_t head, const Scratch &scratch);
+  int64_t partial_size(const Instruction &attention) const;
   Softmax partial(const Instruction &instruction, int64_t index);
   void finish(const Instruction &instruction, const AttentionTask &task, int64_t head, const Softmax &state);
 

@@ -55,9 +55,14 @@ int64_t Engine::first_row(const AttentionTask &task) const {
   return now_->segments[static_cast<size_t>(task.segment)].row + task.first;
 }
 
+// Floats of a partial result.
+int64_t Engine::partial_size(const Instruction &i) const {
+  return plan_of(i).queries * (i.heads / i.kv_heads) * (2 + (i.dim + 15) / 16 * 16);
+}
+
 Softmax Engine::partial(const Instruction &i, int64_t index) {
-  const int64_t pairs = activations_.pairs(), padded = (i.dim + 15) / 16 * 16;
-  float *at = merges_.values.data() + index * pairs * (2 + padded);
+  const int64_t pairs = plan_of(i).queries * (i.heads / i.kv_heads);
+  float *at = merges_.values.data() + index * partial_size(i);
   return {at, at + pairs, at + 2 * pairs};
 }
 
@@ -88,7 +93,7 @@ void Engine::attend(const Instruction &i, const Instruction *store, int64_t head
     kernels_.attend(t, local, 0, state);
     return finish(i, task, head, state);
   }
-  kernels_.attend(t, partial(i, head * plan.partials + task.part_at), pairs * (2 + padded), state);
+  kernels_.attend(t, partial(i, head * plan.partials + task.part_at), partial_size(i), state);
   std::atomic<int32_t> &done = merges_.done[static_cast<size_t>(head * plan.merges + task.merge_at)];
   if (done.fetch_add(1, std::memory_order_acq_rel) + 1 < task.parts)
     return;

@@ -13,7 +13,7 @@ RowRange Engine::rows_of(const Buffer &buffer) const {
 void Engine::plan(const Forward &f) {
   const KvShape &kv = program_.kv;
   blocks_ = cut_rows(program_, f.segments, f.rows, pool_.threads());
-  int64_t partials = 0, merges = 0;
+  int64_t floats = 0, merges = 0;
   std::vector<bool> done(plans_.size());
   for (const Instruction &instruction : program_.instructions) {
     if (instruction.op != Op::kAttention)
@@ -25,11 +25,10 @@ void Engine::plan(const Forward &f) {
     done[ring] = true;
     if (static_cast<int64_t>(plans_[ring].tasks.size()) * kv.kv_heads > Pool::kMostUnits)
       throw std::invalid_argument("forward: far too many tokens");
-    partials = std::max(partials, plans_[ring].partials * kv.kv_heads);
+    floats = std::max(floats, plans_[ring].partials * kv.kv_heads * partial_size(instruction));
     merges = std::max(merges, plans_[ring].merges * kv.kv_heads);
   }
-  const int64_t each = activations_.pairs() * (2 + (kv.dim + 15) / 16 * 16);
-  merges_.values.resize(static_cast<size_t>(partials * each));
+  merges_.values.resize(static_cast<size_t>(floats));
   if (static_cast<size_t>(merges) > merges_.done.size())
     merges_.done = std::vector<std::atomic<int32_t>>(static_cast<size_t>(merges));
 }

@@ -9,7 +9,7 @@ namespace dsedge {
 constexpr int kBlock = 32;          // columns that share an activation scale
 constexpr int kPanel = 32;          // rows of a weight that are stored and computed together
 constexpr int kSpan = 256;          // positions that attention sums up before it merges: aligned, so splits cannot matter
-constexpr int kGroupedQueries = 60; // (query, head) rows of an attention tile, if a query has no more heads than that
+constexpr int kGroupedQueries = 192; // (query, head) rows of an attention tile, if a query has no more heads than that
 constexpr int kRowsAtOnce = 15;     // rows of a tile whose scores are there together
 
 enum class Kind : int32_t { kSym, kZp, kAffine, kRaw };

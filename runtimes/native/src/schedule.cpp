@@ -7,8 +7,7 @@ namespace dsedge {
 namespace {
 
 constexpr int64_t kLeastRows = 48, kMostRows = 256; // of a block
-constexpr int64_t kEqual = 8;                       // blocks end at a multiple, for the tiles of products
-constexpr double kAttention = 2;                    // what a product of attention costs in products of linears
+constexpr int64_t kEqual = 4;                       // blocks end at a multiple, for the tiles of products
 
 // The products of a row, and those with each position that it sees, by ring.
 struct Products {
@@ -26,7 +25,7 @@ Products count_products(const Program &program) {
         products.row += static_cast<double>(rows) * static_cast<double>(shape.columns);
     } else if (i.op == Op::kAttention) {
       const size_t ring = static_cast<size_t>(program.kv.layers[static_cast<size_t>(i.layer)]);
-      products.position[ring] += kAttention * 2 * i.heads * i.dim;
+      products.position[ring] += 2.0 * i.heads * i.dim;
     }
   }
   return products;
