@@ -25,7 +25,7 @@ Program verified(Program program, int32_t threads) {
 } // namespace
 
 Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
-    : program_(verified(std::move(program), threads)), kernels_(kernels), weights_(lay_out_weights()),
+    : program_(verified(std::move(program), threads)), prepares_(find_preparing(program_)), kernels_(kernels), weights_(lay_out_weights()),
       kv_(program_.kv, kernels), activations_(program_, threads), plans_(program_.kv.rings.size()),
       pool_(threads, static_cast<int32_t>(program_.instructions.size()),
             [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {}

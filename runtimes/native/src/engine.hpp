@@ -55,7 +55,6 @@ private:
   void check(const Forward &forward) const;
   void plan(const Forward &forward);
   const Buffer &measure(const Instruction &instruction) const;
-  bool prepares(size_t number) const;
   void cut_stages();
   int32_t units(const Instruction &instruction) const;
   RowRange rows_of(const Buffer &buffer) const;
@@ -85,6 +84,7 @@ private:
   void finish(const Instruction &instruction, const AttentionTask &task, int64_t head, const Softmax &state);
 
   const Program program_;
+  const std::vector<bool> prepares_; // of each instruction
   const Kernels &kernels_;
   std::vector<Matrix> matrices_;
   Memory weights_;

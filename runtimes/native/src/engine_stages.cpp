@@ -41,17 +41,6 @@ const Buffer &Engine::measure(const Instruction &i) const {
   return program_.buffers[static_cast<size_t>(reads ? i.a : i.out)];
 }
 
-// Whether an instruction only prepares what the next one reads.
-bool Engine::prepares(size_t number) const {
-  if (number + 1 == program_.instructions.size())
-    return false;
-  const Instruction &i = program_.instructions[number], &next = program_.instructions[number + 1];
-  if (i.op == Op::kStore)
-    return next.op == Op::kAttention && next.a == i.a && next.layer == i.layer && plan_of(next).apart;
-  return (i.op == Op::kNorm || i.op == Op::kQuantize) && i.quantized_out != kNone && next.op == Op::kLinear &&
-         next.quantized == i.quantized_out && !measure(i).selected;
-}
-
 void Engine::cut_stages() {
   stages_.clear();
   for (size_t n = 0; n < program_.instructions.size(); ++n) {
@@ -59,7 +48,8 @@ void Engine::cut_stages() {
     const int32_t at = static_cast<int32_t>(n);
     const bool part = i.op == Op::kLinear || i.op == Op::kAttention, selected = measure(i).selected;
     const Unit unit = !blocks_.empty() && !selected ? Unit::kBlock : part ? Unit::kPart : Unit::kRow;
-    if (unit == Unit::kRow && now_->rows == 1 && prepares(n))
+    if (unit == Unit::kRow && now_->rows == 1 && prepares_[n] &&
+        (i.op != Op::kStore || plan_of(program_.instructions[n + 1]).apart))
       stages_.push_back({at, at + 2, units(program_.instructions[++n]), Unit::kPart});
     else if (unit != Unit::kPart && !stages_.empty() && stages_.back().unit == unit && i.op != Op::kAttention &&
              measure(program_.instructions[n - 1]).selected == selected)

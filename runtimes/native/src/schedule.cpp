@@ -31,7 +31,56 @@ Products count_products(const Program &program) {
   return products;
 }
 
+bool writes(const Instruction &i, int32_t buffer) {
+  const bool parts = i.op == Op::kLinear && !i.gated;
+  return parts ? std::any_of(i.parts.begin(), i.parts.end(), [&](const Part &part) { return part.buffer == buffer; })
+               : i.op != Op::kStore && i.op != Op::kQuantize && i.op != Op::kRope && i.out == buffer;
+}
+
+// Whether an instruction after the one of that number reads a buffer before another writes it.
+bool read_after(const Program &program, size_t number, int32_t buffer) {
+  for (size_t n = number + 1; n < program.instructions.size(); ++n) {
+    const Instruction &i = program.instructions[n]; // operands that it has no use for do no harm here
+    if (i.a == buffer || i.b == buffer || i.c == buffer)
+      return true;
+    if (writes(i, buffer))
+      return false;
+  }
+  return false;
+}
+
+// The same for the codes of a quantized buffer.
+bool codes_read_after(const Program &program, size_t number, int32_t quantized) {
+  for (size_t n = number + 1; n < program.instructions.size(); ++n) {
+    const Instruction &i = program.instructions[n];
+    if (i.op == Op::kLinear && i.quantized == quantized)
+      return true;
+    if (i.quantized_out == quantized && (i.op == Op::kLinear || i.op == Op::kNorm || i.op == Op::kQuantize))
+      return false;
+  }
+  return false;
+}
+
+bool only_prepares(const Program &program, size_t number) {
+  const Instruction &i = program.instructions[number], &next = program.instructions[number + 1];
+  if (i.op == Op::kStore)
+    return next.op == Op::kAttention && next.a == i.a && next.layer == i.layer &&
+           !read_after(program, number + 1, i.a) && !read_after(program, number + 1, i.b);
+  if ((i.op != Op::kNorm && i.op != Op::kQuantize) || i.quantized_out == kNone)
+    return false;
+  return next.op == Op::kLinear && next.quantized == i.quantized_out &&
+         !codes_read_after(program, number + 1, i.quantized_out) &&
+         (i.op == Op::kQuantize || !read_after(program, number, i.out));
+}
+
 } // namespace
+
+std::vector<bool> find_preparing(const Program &program) {
+  std::vector<bool> found(program.instructions.size());
+  for (size_t n = 0; n + 1 < found.size(); ++n)
+    found[n] = only_prepares(program, n);
+  return found;
+}
 
 std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows,
                               int32_t threads) {

@@ -20,6 +20,9 @@ struct Stage {
   Unit unit;
 };
 
+// Which instructions make nothing of rows but what the next one reads: one that does it by itself need not wait for them.
+std::vector<bool> find_preparing(const Program &program);
+
 // Where blocks of about equal work end. None: rows are too few to be cut for so many threads.
 std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows, int32_t threads);
 

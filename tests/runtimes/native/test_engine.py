@@ -78,6 +78,29 @@ def test_bits_do_not_depend_on_threads_or_chunks(kernels: str, bundle: Bundle, m
         assert np.array_equal(run(bundle, ids, cycle(*sizes), threads=threads), expected)
 
 
+MIXED = """
+[[rule]]
+match = "*.attn.k"
+scheme = "int8-g32-sym"
+[[rule]]
+match = "*.attn.v"
+scheme = "float16"
+[[rule]]
+match = "*"
+scheme = "int4-g32-sym"
+"""
+
+
+def test_a_lone_row_has_the_bits_of_a_chunk_where_several_linears_read_it(tmp_path: Path) -> None:
+    """Queries, keys and values of three schemes are three linears, two of which read codes and one floats."""
+    (tmp_path / "recipe.toml").write_text(MIXED)
+    source = tiny_llama(tmp_path / "source", hidden_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
+    mixed = edge.export(source, tmp_path / "mixed.dsedge", recipe=tmp_path / "recipe.toml")
+    ids = random_ids(40)
+    expected = run(mixed, ids, cycle(40), threads=1)
+    assert np.array_equal(run(mixed, ids, cycle(1), threads=3), expected)
+
+
 def test_bits_do_not_depend_on_sequences_that_share_a_block_of_rows(bundle: Bundle) -> None:
     """Three threads take 80 or so of 230 rows each; the second sequence begins within one's."""
     counts = (130, 100)
