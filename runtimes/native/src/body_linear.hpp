@@ -17,6 +17,12 @@ inline void fetch_ahead(const uint8_t *group, int64_t bytes) {
     __builtin_prefetch(group + kAhead + i);
 }
 
+// Fetches the part of `bytes` that belongs to some of `all` tokens, for use after all of them.
+inline void fetch_share(const uint8_t *from, int64_t bytes, int64_t first, int64_t count, int64_t all) {
+  for (int64_t i = bytes * first / all, end = bytes * (first + count) / all; i < end; i += 64)
+    __builtin_prefetch(from + i, 0, 2);
+}
+
 // The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
 template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
   for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes) {
@@ -256,8 +262,10 @@ inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, const
     unpack_codes<kBits>(m, panel, scratch);
     __builtin_memset(out, 0, (size_t)tokens * kPanel * 4);
     sum_lows<kBits, kKind>(m, panel, scratch, x, flagged, out);
-    for (; t + kTokens <= tokens; t += kTokens)
+    for (; t + kTokens <= tokens; t += kTokens) {
+      fetch_share(panel + m.panel_bytes, m.panel_bytes, t, kTokens, tokens);
       panel_tokens<kBits, kKind, kTokens>(m, panel, scratch, x, t, out);
+    }
   }
   for (; t < tokens; ++t)
     stream_token<kBits, kKind>(m, panel, x, t, out);
