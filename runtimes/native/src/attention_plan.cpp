@@ -64,9 +64,9 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, 
   int64_t rows = 0, tiles = 0;
   for (const Segment &segment : segments) {
     plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring]));
-    plan.apart = last_is_apart(plan.pieces.back());
     rows += segment.count;
   }
+  plan.apart = segments.size() == 1 && last_is_apart(plan.pieces[0]);
   if (blocks.empty())
     queries = std::clamp<int64_t>(rows * kv.kv_heads / wished, 1, queries);
   for (const Segment &segment : segments)

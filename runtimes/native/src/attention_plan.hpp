@@ -35,7 +35,8 @@ struct AttentionPlan {
   std::vector<AttentionTask> tasks;       // for each kv head, in the order of rows
   int64_t partials = 0, merges = 0;       // for each kv head
   int64_t queries = 0;                    // of the largest task
-  bool apart = false; // no other span than the last reads the line of slots that the last position lies in
+  // Of one segment: no other span than the last reads the line of slots that the last position lies in.
+  bool apart = false;
 };
 
 // `blocks`: rows at which tasks end, with which each has all its spans to itself, or none: then spans are spread over

@@ -167,16 +167,17 @@ inline void weigh(const AttentionTile &a, const T *values, int64_t span, int64_t
   float maxima[16], totals[16];
   for (int64_t row = 0; row < a.rows; ++row)
     each[row] = hide(a, span, row, limit, a.scores + row * kSpan);
-  store(maxima, mul(across(each, a.rows, Larger{}), splat(scale)));
+  store(maxima, across(each, a.rows, Larger{}));
   for (int64_t row = 0; row < a.rows; ++row) {
     float *scores = a.scores + row * kSpan, &largest = maxima[row];
     if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
       for (int64_t i = 0; i < limit; ++i)
         largest = scores[i] != scores[i] ? scores[i] : largest;
-    local.maximum[row] = largest;
+    local.maximum[row] = largest * scale;
     Floats total = splat(0);
-    const float shift = largest > -__builtin_inff() || largest != largest ? -largest : 0; // -∞ less itself would be NaN
-    const auto weight = [&](int64_t i) { return exp2(fma(load(scores + i), splat(scale), splat(shift))); };
+    const float top = largest > -__builtin_inff() || largest != largest ? largest : 0; // -∞ less itself would be NaN
+    // The maximum is taken off before all else, so that nothing exceeds 0 however large scores are.
+    const auto weight = [&](int64_t i) { return exp2(mul(sub(load(scores + i), splat(top)), splat(scale))); };
     for (int64_t i = 0; i < limit; i += 32) {
       const Floats first = weight(i), second = i + 16 < limit ? weight(i + 16) : splat(0);
       total = add(add(total, first), second);
@@ -244,7 +245,7 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
   weigh(a, values, span, limit, local);
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
-      scale_weights(a, pieces[p]);
+      scale_weights(a, until(pieces[p], a.position[a.rows - 1]));
   in_groups(a.rows, [&](auto rows, int64_t row) {
     float *mix = local.mix + row * padded;
     for (int64_t i = 0; i < rows.kCount * padded; i += 16)

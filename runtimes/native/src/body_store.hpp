@@ -4,11 +4,11 @@
 // Whether what was stored is a finite number. What is not becomes NaN: an infinity could turn into a weight of 0, or into
 // the soft-cap, unnoticed.
 inline bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
-inline bool store_wide(float *p, float x) {
+inline bool keep_number(float *p, float x) {
   *p = x;
   return x - x == 0;
 }
-inline bool store_wide(uint16_t *p, float x) {
+inline bool keep_number(uint16_t *p, float x) {
   const uint16_t half = half_of(x);
   *p = is_finite(half) ? half : 0x7e00;
   return is_finite(half);
@@ -18,7 +18,7 @@ inline bool store_wide(uint16_t *p, float x) {
 template <typename T> inline bool write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
   bool finite = true;
   for (int64_t d = 0; d < count; ++d)
-    finite &= store_wide(out + d * stride, x[d]);
+    finite &= keep_number(out + d * stride, x[d]);
   return finite;
 }
 
@@ -31,7 +31,7 @@ inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t
     total = add(a, total); // keeps a NaN, which the maximum may lose
   }
   uint16_t half;
-  store_wide(&half, maximum(top) / 127);
+  keep_number(&half, maximum(top) / 127);
   if (!(sum(total) < __builtin_inff()))
     half = 0x7e00;
   const float scale = half_scalar(&half), inverse = scale > 0 ? 1 / scale : 0; // of NaN: 0

@@ -69,7 +69,7 @@ private:
   void normalize(const Instruction &instruction, int64_t row, float *out, const QuantRows &quantized) const;
   void linear(const Instruction &instruction, const Instruction *before, int32_t begin, int32_t end, RowRange rows,
               int32_t thread);
-  void read_input(const Instruction &instruction, const Instruction *before, RowRange rows, Scratch &scratch);
+  void read_input(const Instruction &instruction, const Instruction *before, RowRange rows, bool all, Scratch &scratch);
   void product(const Instruction &instruction, int64_t panel, RowRange rows, const Scratch &scratch, float *out);
   void put(const Instruction &instruction, int64_t panel, RowRange rows, float *results);
   void put_gated(const Instruction &instruction, int64_t unit, RowRange rows, const Scratch &scratch);

@@ -9,7 +9,7 @@ namespace dsedge {
 void Engine::linear(const Instruction &i, const Instruction *before, int32_t begin, int32_t end, RowRange rows,
                     int32_t thread) {
   Scratch &scratch = activations_.scratch(thread);
-  read_input(i, before, rows, scratch);
+  read_input(i, before, rows, begin == 0, scratch);
   for (int64_t unit = begin; unit < end; ++unit)
     if (i.gated) {
       product(i, unit * 2, rows, scratch, scratch.results);
@@ -22,17 +22,18 @@ void Engine::linear(const Instruction &i, const Instruction *before, int32_t beg
 }
 
 // What each thread needs to know once of the quantized rows that a linear reads: which blocks are flagged, or, where
-// they are not there yet, the row itself.
-void Engine::read_input(const Instruction &i, const Instruction *before, RowRange rows, Scratch &scratch) {
+// they are not there yet, the row itself. The thread that has the first unit (`all`) makes it for later instructions too.
+void Engine::read_input(const Instruction &i, const Instruction *before, RowRange rows, bool all, Scratch &scratch) {
   const int64_t here = runs_ * static_cast<int64_t>(program_.instructions.size()) + (&i - program_.instructions.data());
   if (i.quantized == kNone || (scratch.read_by == here && scratch.read_from == rows.first))
     return;
   scratch.input = activations_.quantized(i.quantized).from(rows.first);
-  if (before) {
+  if (before && !all) {
     scratch.own_codes.blocks = scratch.input.blocks;
     scratch.input = scratch.own_codes;
-    normalize(*before, 0, scratch.own_row, scratch.input);
   }
+  if (before)
+    normalize(*before, 0, all && before->op == Op::kNorm ? activations_.row(before->out, 0) : scratch.own_row, scratch.input);
   if (rows.count > 1)
     find_flagged(scratch.input, rows.count, scratch.flagged);
   scratch.read_by = here;

@@ -48,7 +48,7 @@ void Engine::cut_stages() {
     const int32_t at = static_cast<int32_t>(n);
     const bool part = i.op == Op::kLinear || i.op == Op::kAttention, selected = measure(i).selected;
     const Unit unit = !blocks_.empty() && !selected ? Unit::kBlock : part ? Unit::kPart : Unit::kRow;
-    if (unit == Unit::kRow && now_->rows == 1 && prepares_[n] &&
+    if (unit == Unit::kRow && rows_of(measure(i)).count == 1 && prepares_[n] &&
         (i.op != Op::kStore || plan_of(program_.instructions[n + 1]).apart))
       stages_.push_back({at, at + 2, units(program_.instructions[++n]), Unit::kPart});
     else if (unit != Unit::kPart && !stages_.empty() && stages_.back().unit == unit && i.op != Op::kAttention &&
@@ -57,10 +57,11 @@ void Engine::cut_stages() {
     else
       stages_.push_back({at, at + 1, unit == Unit::kBlock ? static_cast<int32_t>(blocks_.size()) : units(i), unit});
   }
-  if (taken_.size() < stages_.size() * blocks_.size())
-    taken_ = std::vector<std::atomic<bool>>(stages_.size() * blocks_.size());
-  for (std::atomic<bool> &taken : taken_)
-    taken.store(false, std::memory_order_relaxed);
+  const size_t blocks = blocks_.empty() ? 0 : stages_.size() * blocks_.size();
+  if (taken_.size() < blocks)
+    taken_ = std::vector<std::atomic<bool>>(blocks);
+  for (size_t n = 0; n < blocks; ++n)
+    taken_[n].store(false, std::memory_order_relaxed);
 }
 
 int32_t Engine::units(const Instruction &i) const {
@@ -98,7 +99,7 @@ RowRange Engine::take_block(int32_t stage, int32_t thread) {
 void Engine::run_parts(const Instruction &i, const Instruction *before, int32_t begin, int32_t end, int32_t thread) {
   if (i.op == Op::kLinear)
     return linear(i, before, begin, end, rows_of(measure(i)), thread);
-  const int64_t tasks = units(i) / i.kv_heads;
+  const int64_t tasks = static_cast<int64_t>(plan_of(i).tasks.size());
   for (int32_t unit = begin; unit < end; ++unit)
     attend(i, before, unit / tasks, unit % tasks, thread);
 }

@@ -9,6 +9,7 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #include "body_attention.hpp"
 #include "body_linear.hpp"
+#include "body_floats.hpp"
 #include "body_rows.hpp"
 #include "body_store.hpp"
 

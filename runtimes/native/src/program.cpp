@@ -136,6 +136,7 @@ private:
     require(buffer(i_.a).width == int64_t{i_.heads} * i_.dim && !buffer(i_.a).selected, "queries that do not fit");
     for (int32_t id : {i_.b, i_.c})
       require(buffer(id).width == int64_t{i_.kv_heads} * i_.dim && !buffer(id).selected, "keys or values that do not fit");
+    require(i_.a != i_.b && i_.b != i_.c && i_.c != i_.a, "queries, keys and values that are not three buffers");
     if (i_.rope != kNone) {
       rope(i_.a, i_.heads);
       rope(i_.b, i_.kv_heads);
@@ -171,9 +172,16 @@ void verify(const Program &program) {
   for (const MatrixShape &shape : program.matrices)
     lay_out(shape);
   int32_t heads = 0;
+  std::vector<bool> stored(program.kv.layers.size());
   for (size_t index = 0; index < program.instructions.size(); ++index) {
     const Instruction &instruction = program.instructions[index];
     Checker(program, index).check();
+    if (instruction.op == Op::kStore) { // twice, others could still attend to the first keys
+      std::vector<bool>::reference layer = stored[static_cast<size_t>(instruction.layer)];
+      if (layer)
+        throw std::invalid_argument("program: a layer that is stored twice");
+      layer = true;
+    }
     if (instruction.op != Op::kAttention)
       continue;
     if (heads && instruction.heads != heads) // tiles are cut alike for all layers

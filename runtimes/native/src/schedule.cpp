@@ -6,7 +6,7 @@ namespace dsedge {
 
 namespace {
 
-constexpr int64_t kLeastRows = 48, kMostRows = 256; // of a block
+constexpr int64_t kLeastBlock = 48, kMostBlock = 256; // rows, if all are as much work
 constexpr int64_t kEqual = 4;                       // blocks end at a multiple, for the tiles of products
 
 // The products of a row, and those with each position that it sees, by ring.
@@ -32,15 +32,16 @@ Products count_products(const Program &program) {
 }
 
 bool writes(const Instruction &i, int32_t buffer) {
-  const bool parts = i.op == Op::kLinear && !i.gated;
-  return parts ? std::any_of(i.parts.begin(), i.parts.end(), [&](const Part &part) { return part.buffer == buffer; })
-               : i.op != Op::kStore && i.op != Op::kQuantize && i.op != Op::kRope && i.out == buffer;
+  if (i.op == Op::kLinear && !i.gated)
+    return std::any_of(i.parts.begin(), i.parts.end(), [&](const Part &part) { return part.buffer == buffer; });
+  const bool codes = i.op == Op::kQuantize || (i.op == Op::kLinear && i.quantized_out != kNone);
+  return !codes && i.op != Op::kStore && i.op != Op::kRope && i.out == buffer;
 }
 
 // Whether an instruction after the one of that number reads a buffer before another writes it.
 bool read_after(const Program &program, size_t number, int32_t buffer) {
   for (size_t n = number + 1; n < program.instructions.size(); ++n) {
-    const Instruction &i = program.instructions[n]; // operands that it has no use for do no harm here
+    const Instruction &i = program.instructions[n]; // an operand that it has no use for is taken for one that it reads
     if (i.a == buffer || i.b == buffer || i.c == buffer)
       return true;
     if (writes(i, buffer))
@@ -49,28 +50,15 @@ bool read_after(const Program &program, size_t number, int32_t buffer) {
   return false;
 }
 
-// The same for the codes of a quantized buffer.
-bool codes_read_after(const Program &program, size_t number, int32_t quantized) {
-  for (size_t n = number + 1; n < program.instructions.size(); ++n) {
-    const Instruction &i = program.instructions[n];
-    if (i.op == Op::kLinear && i.quantized == quantized)
-      return true;
-    if (i.quantized_out == quantized && (i.op == Op::kLinear || i.op == Op::kNorm || i.op == Op::kQuantize))
-      return false;
-  }
-  return false;
-}
-
-bool only_prepares(const Program &program, size_t number) {
+bool prepares(const Program &program, size_t number) {
   const Instruction &i = program.instructions[number], &next = program.instructions[number + 1];
   if (i.op == Op::kStore)
-    return next.op == Op::kAttention && next.a == i.a && next.layer == i.layer &&
-           !read_after(program, number + 1, i.a) && !read_after(program, number + 1, i.b);
-  if ((i.op != Op::kNorm && i.op != Op::kQuantize) || i.quantized_out == kNone)
-    return false;
-  return next.op == Op::kLinear && next.quantized == i.quantized_out &&
-         !codes_read_after(program, number + 1, i.quantized_out) &&
-         (i.op == Op::kQuantize || !read_after(program, number, i.out));
+    return next.op == Op::kAttention && next.a == i.a && next.layer == i.layer && !read_after(program, number + 1, i.a) &&
+           !read_after(program, number + 1, i.b);
+  const bool norm = i.op == Op::kNorm;
+  return (norm || i.op == Op::kQuantize) && i.quantized_out != kNone && next.op == Op::kLinear &&
+         next.quantized == i.quantized_out && next.quantized_out != i.quantized_out && !writes(next, i.a) &&
+         !(norm && (i.out == i.a || i.out == next.b || writes(next, i.out)));
 }
 
 } // namespace
@@ -78,15 +66,15 @@ bool only_prepares(const Program &program, size_t number) {
 std::vector<bool> find_preparing(const Program &program) {
   std::vector<bool> found(program.instructions.size());
   for (size_t n = 0; n + 1 < found.size(); ++n)
-    found[n] = only_prepares(program, n);
+    found[n] = prepares(program, n);
   return found;
 }
 
 std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows,
                               int32_t threads) {
-  if (rows < kLeastRows * threads)
+  if (rows < kLeastBlock * threads)
     return {};
-  const int64_t count = threads * ((rows + kMostRows * threads - 1) / (kMostRows * threads));
+  const int64_t count = threads * ((rows + kMostBlock * threads - 1) / (kMostBlock * threads));
   const Products products = count_products(program);
   std::vector<double> until; // work up to and with each row
   double sum = 0;
@@ -102,7 +90,8 @@ std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment>
   for (int64_t block = 1; block < count; ++block) {
     const double share = sum * static_cast<double>(block) / static_cast<double>(count);
     const int64_t row = std::lower_bound(until.begin(), until.end(), share) - until.begin();
-    ends.push_back(std::clamp((row + kEqual / 2) / kEqual * kEqual, ends.empty() ? 1 : ends.back() + 1, rows - 1));
+    const int64_t least = ends.empty() ? 1 : ends.back() + 1, most = rows - (count - block); // none is empty
+    ends.push_back(std::clamp((row + kEqual / 2) / kEqual * kEqual, least, most));
   }
   ends.push_back(rows);
   return ends;

@@ -20,7 +20,8 @@ struct Stage {
   Unit unit;
 };
 
-// Which instructions make nothing of rows but what the next one reads: one that does it by itself need not wait for them.
+// Which instructions each thread can do for itself where the next one is done in parts, and there is one row: nothing that
+// they read or write is written by that one, and of the queries and keys that a store turns nobody asks later.
 std::vector<bool> find_preparing(const Program &program);
 
 // Where blocks of about equal work end. None: rows are too few to be cut for so many threads.

@@ -101,6 +101,21 @@ def test_a_lone_row_has_the_bits_of_a_chunk_where_several_linears_read_it(tmp_pa
     assert np.array_equal(run(mixed, ids, cycle(1), threads=3), expected)
 
 
+def test_hidden_states_of_a_lone_row_are_those_of_a_chunk(bundle: Bundle) -> None:
+    """The final norm's row, which each thread makes for itself, is there for others too."""
+    ids = random_ids(9)
+    found = []
+    for sizes in ((9,), (8, 1), (1,) * 9):
+        runtime = open_runtime(bundle, plan_layout(bundle.spec, 20), RuntimeOptions(runtime="native", threads=3))
+        session, done, rows = Session(runtime, "error"), 0, []
+        for size in sizes:
+            rows.append(session.step(ids[done : done + size], "hidden"))
+            done += size
+        runtime.close()
+        found.append(np.concatenate(rows))
+    assert np.array_equal(found[1], found[0]) and np.array_equal(found[2], found[0])
+
+
 def test_bits_do_not_depend_on_sequences_that_share_a_block_of_rows(bundle: Bundle) -> None:
     """Three threads take 80 or so of 230 rows each; the second sequence begins within one's."""
     counts = (130, 100)

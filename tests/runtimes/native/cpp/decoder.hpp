@@ -111,19 +111,19 @@ public:
   explicit Sequence(Engine &engine, int64_t index = 0)
       : engine_(engine), index_(index), ring_(engine.program().kv.rings[0]), held_(static_cast<size_t>(ring_.slots), -1) {}
 
-  // Logits of every token.
-  std::vector<float> feed(const std::vector<int32_t> &tokens) {
+  // Logits of every token, all of them so many times.
+  std::vector<float> feed(const std::vector<int32_t> &tokens, int64_t times = 1) {
     const int64_t count = static_cast<int64_t>(tokens.size()), filled = std::min(length_, ring_.slots);
     const size_t pairs = tokens.size() * static_cast<size_t>(engine_.program().ropes[0]);
     std::vector<float> cos(pairs, 0.8f), sin(pairs, 0.6f);
-    std::vector<float> logits(tokens.size() * kVocab);
+    std::vector<float> logits(tokens.size() * kVocab * static_cast<size_t>(times));
     Forward f;
     f.segments = {{index_, 0, count, length_, {{held_.data(), filled}}}};
     f.tokens = tokens.data();
     f.rows = count;
     f.angles = {{cos.data(), sin.data()}};
-    for (int64_t row = 0; row < count; ++row)
-      f.wanted.push_back(row);
+    for (int64_t row = 0; row < count * times; ++row)
+      f.wanted.push_back(row % count);
     f.logits = logits.data();
     engine_.forward(f);
     std::vector<int64_t> targets;

@@ -106,6 +106,35 @@ void test_copies() {
   expect(at(b, 5, 0) == at(a, 5, 0) && at(b, 1, 20) == at(a, 1, 20), "what is no sink or not rotary stays");
 }
 
+void test_a_row_that_is_wanted_twice() {
+  Engine engine(make_program(), *find_kernels(""), 2);
+  fill(engine);
+  Sequence sequence(engine);
+  sequence.feed({5, 6, 7});
+  const std::vector<float> both = sequence.feed({8}, 2);
+  expect(std::memcmp(both.data(), both.data() + kVocab, kVocab * 4) == 0, "a row that is wanted twice has the same logits");
+}
+
+// What no instruction by itself shows to be wrong.
+void test_contradictions() {
+  const auto refused = [](const char *what, const auto &change) {
+    Program p = make_program();
+    change(p);
+    bool thrown = false;
+    try {
+      verify(p);
+    } catch (const std::invalid_argument &) {
+      thrown = true;
+    }
+    expect(thrown, what);
+  };
+  const auto store = [](Program &p) {
+    return std::find_if(p.instructions.begin(), p.instructions.end(), [](const Instruction &i) { return i.op == Op::kStore; });
+  };
+  refused("a layer that is stored twice", [&](Program &p) { p.instructions.push_back(*store(p)); });
+  refused("keys that are values", [&](Program &p) { store(p)->c = store(p)->b; });
+}
+
 // A number of a program changed at random: refused, or run within its memory (the sanitizers watch).
 void test_hostile_programs() {
   std::mt19937 random(11);
@@ -196,6 +225,8 @@ int main() {
   for (const Sizes &shape : kOdd)
     test_sets_agree(shape);
   test_copies();
+  test_a_row_that_is_wanted_twice();
+  test_contradictions();
   test_hostile_programs();
   test_pool();
   test_pool_bounds();
