@@ -9,6 +9,18 @@ namespace {
 constexpr int64_t kLeastBlock = 48, kMostBlock = 256; // rows, if all are as much work
 constexpr int64_t kEqual = 4;                       // blocks end at a multiple, for the tiles of products
 
+// A block's activations, which are to stay in the caches of its core: a matter of some MiB.
+constexpr int64_t kMostBytes = int64_t{4} << 20;
+
+int64_t row_bytes(const Program &program) {
+  int64_t bytes = 0;
+  for (const Buffer &buffer : program.buffers)
+    bytes += buffer.selected ? 0 : buffer.width * 4;
+  for (const Buffer &codes : program.quantized)
+    bytes += codes.selected ? 0 : codes.width;
+  return bytes;
+}
+
 // The products of a row, and those with each position that it sees, by ring.
 struct Products {
   double row = 0;
@@ -72,9 +84,9 @@ std::vector<bool> find_preparing(const Program &program) {
 
 std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows,
                               int32_t threads) {
-  if (rows < kLeastBlock * threads)
-    return {};
   const int64_t count = threads * ((rows + kMostBlock * threads - 1) / (kMostBlock * threads));
+  if (rows < kLeastBlock * threads || rows / count * row_bytes(program) > kMostBytes)
+    return {};
   const Products products = count_products(program);
   std::vector<double> until; // work up to and with each row
   double sum = 0;

@@ -24,7 +24,7 @@ struct Stage {
 // they read or write is written by that one, and of the queries and keys that a store turns nobody asks later.
 std::vector<bool> find_preparing(const Program &program);
 
-// Where blocks of about equal work end. None: rows are too few to be cut for so many threads.
+// Where blocks of about equal work end. None: rows are too few to be cut for so many threads, or too large.
 std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows, int32_t threads);
 
 } // namespace dsedge
