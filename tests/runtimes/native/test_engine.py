@@ -113,7 +113,8 @@ def test_hidden_states_of_a_lone_row_are_those_of_a_chunk(bundle: Bundle) -> Non
             done += size
         runtime.close()
         found.append(np.concatenate(rows))
-    assert np.array_equal(found[1], found[0]) and np.array_equal(found[2], found[0])
+    assert np.array_equal(found[1], found[0])
+    assert np.array_equal(found[2], found[0])
 
 
 def test_bits_do_not_depend_on_sequences_that_share_a_block_of_rows(bundle: Bundle) -> None:
