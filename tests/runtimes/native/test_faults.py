@@ -134,11 +134,11 @@ print(forward(engine, [1, 3], [1, 0])[:, 0].tolist())
 
 def test_a_store_without_attention_keeps_to_its_ring() -> None:
     steps = [
-        {"kind": "embed", "matrix": 0, "out": 1},
-        {"kind": "store", "a": 1, "b": 1, "c": 1},
+        *({"kind": "embed", "matrix": 0, "out": buffer} for buffer in (1, 2, 3)),
+        {"kind": "store", "a": 1, "b": 2, "c": 3},
         {"kind": "select", "a": 1, "out": 0},
     ]
-    engine = make(steps, [(DIM, 1), (DIM, 0)], [np.ones((4, DIM), np.float32)])
+    engine = make(steps, [(DIM, 1), (DIM, 0), (DIM, 0), (DIM, 0)], [np.ones((4, DIM), np.float32)])
     assert forward(engine, [0], [0], held=512)[0, 0] == 1
     for tokens, held in (([0], 513), ([0] * (CHUNK + 1), 0)):
         with pytest.raises(ValueError, match="more held or new rows"):
