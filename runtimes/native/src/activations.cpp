@@ -41,7 +41,7 @@ Activations::Activations(const Program &program, int32_t threads) : program_(pro
       pairs_ = std::max<int64_t>(pairs_, instruction.heads / instruction.kv_heads);
   for (const MatrixShape &shape : program.matrices)
     panel_bytes_ = std::max(panel_bytes_, (shape.columns + kAhead) * kPanel * 4);
-  padded_ = (program.kv.dim + 15) / 16 * 16;
+  padded_ = whole_lines(program.kv.dim);
 }
 
 void Activations::reserve(int64_t rows, int64_t wanted) {

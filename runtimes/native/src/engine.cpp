@@ -189,7 +189,7 @@ void Engine::store_head(const Instruction &i, int64_t row, int64_t head, const f
   const auto after = std::upper_bound(now_->segments.begin(), now_->segments.end(), row,
                                       [](int64_t r, const Segment &segment) { return r < segment.row; });
   const Segment &segment = *(after - 1);
-  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
+  const size_t ring = program_.kv.ring_of(i.layer);
   const int64_t slot = segment.rings[ring].filled + row - segment.row;
   const HeadStore store = kv_.head(segment.sequence, i.layer, static_cast<int32_t>(head));
   if (!kernels_.write_row(store, slot, key, activations_.row(i.c, row) + head * i.dim))

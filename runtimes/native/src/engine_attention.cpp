@@ -20,8 +20,8 @@ void clear(const Softmax &s, int64_t pairs, int64_t padded) {
 // Gathers the queries of a task; pairs go query by query, the heads of the group together.
 AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int64_t head, const Scratch &scratch) {
   const Segment &segment = now_->segments[static_cast<size_t>(task.segment)];
-  const size_t ring = static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)]);
-  const std::vector<Piece> &pieces = plans_[ring].pieces[static_cast<size_t>(task.segment)];
+  const RingShape &ring = program_.kv.rings[program_.kv.ring_of(i.layer)];
+  const std::vector<Piece> &pieces = plan_of(i).pieces[static_cast<size_t>(task.segment)];
   AttentionTile t;
   t.store = kv_.head(segment.sequence, i.layer, static_cast<int32_t>(head));
   t.pieces = pieces.data();
@@ -32,8 +32,8 @@ AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int6
   t.queries = scratch.queries;
   t.scores = scratch.scores;
   t.converted = scratch.converted;
-  t.window = program_.kv.rings[ring].window;
-  t.sinks = program_.kv.rings[ring].sinks;
+  t.window = ring.window;
+  t.sinks = ring.sinks;
   t.scale = i.scale;
   t.softcap = i.softcap;
   const int64_t group = i.heads / i.kv_heads;
@@ -48,7 +48,7 @@ AttentionTile Engine::tile(const Instruction &i, const AttentionTask &task, int6
 }
 
 const AttentionPlan &Engine::plan_of(const Instruction &i) const {
-  return plans_[static_cast<size_t>(program_.kv.layers[static_cast<size_t>(i.layer)])];
+  return plans_[program_.kv.ring_of(i.layer)];
 }
 
 int64_t Engine::first_row(const AttentionTask &task) const {
@@ -57,7 +57,7 @@ int64_t Engine::first_row(const AttentionTask &task) const {
 
 // Floats of a partial result.
 int64_t Engine::partial_size(const Instruction &i) const {
-  return plan_of(i).queries * (i.heads / i.kv_heads) * (2 + (i.dim + 15) / 16 * 16);
+  return plan_of(i).queries * (i.heads / i.kv_heads) * (2 + whole_lines(i.dim));
 }
 
 Softmax Engine::partial(const Instruction &i, int64_t index) {
@@ -105,7 +105,7 @@ void Engine::attend(const Instruction &i, const Instruction *store, int64_t head
 
 void Engine::finish(const Instruction &i, const AttentionTask &task, int64_t head, const Softmax &state) {
   const Segment &segment = now_->segments[static_cast<size_t>(task.segment)];
-  const int64_t group = i.heads / i.kv_heads, padded = (i.dim + 15) / 16 * 16;
+  const int64_t group = i.heads / i.kv_heads, padded = whole_lines(i.dim);
   for (int64_t pair = 0; pair < task.count * group; ++pair) {
     float *out = activations_.row(i.out, segment.row + task.first + pair / group) +
                  (head * group + pair % group) * i.dim;

@@ -18,7 +18,7 @@ void Engine::plan(const Forward &f) {
   for (const Instruction &instruction : program_.instructions) {
     if (instruction.op != Op::kAttention)
       continue;
-    const size_t ring = static_cast<size_t>(kv.layers[static_cast<size_t>(instruction.layer)]);
+    const size_t ring = kv.ring_of(instruction.layer);
     const int64_t queries = std::max<int64_t>(1, kGroupedQueries / (instruction.heads / kv.kv_heads));
     if (!done[ring])
       plans_[ring] = plan_attention(f.segments, ring, kv, queries, blocks_, pool_.threads());

@@ -53,6 +53,9 @@ struct Flagged {
   int32_t *starts = nullptr, *rows = nullptr; // [blocks + 2], of which the last is used in the search; [rows * blocks]
 };
 
+// Numbers or slots in whole lines of 16 lanes.
+constexpr int64_t whole_lines(int64_t n) { return (n + 15) / 16 * 16; }
+
 // A run of positions that lie in neighbouring slots.
 struct Piece {
   int64_t position, slot, count;

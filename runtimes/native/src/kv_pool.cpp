@@ -12,8 +12,6 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 32, kMostBytes = int64_t{1} << 46;
 
-int64_t round_up(int64_t n) { return (n + 15) / 16 * 16; }
-
 void check(bool fine, const char *message) {
   if (!fine)
     throw std::invalid_argument(message);
@@ -22,7 +20,7 @@ void check(bool fine, const char *message) {
 int64_t number_bytes(KvFormat format) { return format == KvFormat::kFloat32 ? 4 : format == KvFormat::kFloat16 ? 2 : 1; }
 
 int64_t head_bytes(int64_t rows, int32_t dim, KvFormat format) {
-  const int64_t bytes = rows * (dim + round_up(dim)) * number_bytes(format);
+  const int64_t bytes = rows * (dim + whole_lines(dim)) * number_bytes(format);
   const int64_t scales = format == KvFormat::kInt8 ? rows * 4 : 0;
   return (bytes + scales + 63) / 64 * 64;
 }
@@ -88,13 +86,13 @@ KvPool::KvPool(const KvShape &shape, const Kernels &kernels) : shape_(shape), ke
 }
 
 int64_t KvPool::rows(int32_t ring) const {
-  return round_up(shape_.rings[static_cast<size_t>(ring)].slots + shape_.chunk);
+  return whole_lines(shape_.rings[static_cast<size_t>(ring)].slots + shape_.chunk);
 }
 
 HeadStore KvPool::head(int64_t sequence, int32_t layer, int32_t kv_head) const {
   const size_t index = static_cast<size_t>(layer);
   const KvFormat format = shape_.formats[index];
-  const int64_t count = rows(shape_.layers[index]), size = number_bytes(format), padded = round_up(shape_.dim);
+  const int64_t count = rows(shape_.layers[index]), size = number_bytes(format), padded = whole_lines(shape_.dim);
   uint8_t *keys = memory_.data() + sequence * sequence_bytes_ + offsets_[index] +
                   kv_head * head_bytes(count, shape_.dim, format);
   uint8_t *values = keys + count * shape_.dim * size;
@@ -172,7 +170,7 @@ void KvPool::rotate_sinks(int64_t sequence, int32_t layer, const std::vector<flo
   check(layer >= 0 && layer < static_cast<int32_t>(shape_.layers.size()), "kv: no such layer");
   const int64_t half = static_cast<int64_t>(cos.size());
   check(cos.size() == sin.size() && half * 2 <= shape_.dim, "kv: more angles than the head has pairs");
-  const int64_t sinks = shape_.rings[static_cast<size_t>(shape_.layers[static_cast<size_t>(layer)])].sinks;
+  const int64_t sinks = shape_.rings[shape_.ring_of(layer)].sinks;
   std::vector<float> turned(static_cast<size_t>(shape_.dim));
   for (int32_t head = 0; head < shape_.kv_heads; ++head) {
     const HeadStore s = this->head(sequence, layer, head);

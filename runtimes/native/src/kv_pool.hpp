@@ -18,8 +18,10 @@ struct KvShape {
   int64_t sequences, chunk;
   int32_t kv_heads, dim;
   std::vector<RingShape> rings;
-  std::vector<int32_t> layers; // the ring of each layer
+  std::vector<int32_t> layers;   // the ring of each layer
   std::vector<KvFormat> formats; // of each layer
+
+  size_t ring_of(int32_t layer) const { return static_cast<size_t>(layers[static_cast<size_t>(layer)]); }
 };
 
 class KvPool {

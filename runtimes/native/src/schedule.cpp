@@ -7,7 +7,7 @@ namespace dsedge {
 namespace {
 
 constexpr int64_t kLeastBlock = 48, kMostBlock = 256; // rows, if all are as much work
-constexpr int64_t kEqual = 4;                       // blocks end at a multiple, for the tiles of products
+constexpr int64_t kEqual = 4;                         // blocks end at a multiple, for the tiles of products
 
 // A block's activations, which are to stay in the caches of its core: a matter of some MiB.
 constexpr int64_t kMostBytes = int64_t{4} << 20;
@@ -36,7 +36,7 @@ Products count_products(const Program &program) {
       for (int64_t rows : shape.parts)
         products.row += static_cast<double>(rows) * static_cast<double>(shape.columns);
     } else if (i.op == Op::kAttention) {
-      const size_t ring = static_cast<size_t>(program.kv.layers[static_cast<size_t>(i.layer)]);
+      const size_t ring = program.kv.ring_of(i.layer);
       products.position[ring] += 2.0 * i.heads * i.dim;
     }
   }
