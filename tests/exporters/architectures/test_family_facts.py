@@ -28,6 +28,7 @@ from exporters.architectures.family import Family
 from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
 from tests.exporters import tiny
+from tests.exporters.architectures.editing import edit_config
 from tests.exporters.tiny import load_reference, write_gguf
 
 Open = Callable[[Path], Checkpoint]
@@ -36,13 +37,6 @@ Open = Callable[[Path], Checkpoint]
 def spec_of(family: Family, values: dict[str, Any], **defaults: Any) -> DecoderSpec:
     config = Config("config.json", values, {**family.defaults, **defaults})
     return read_spec(config, family.name, family.fields(config))
-
-
-def edit_config(folder: Path, *drop: str, **values: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    for key in drop:
-        config.pop(key)
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
 
 
 def windows_of(config: Any) -> list[int | None]:
