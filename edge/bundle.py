@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from edge import graph
+from edge import graph, texts
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, NotFoundError
 from edge.files import write_whole
@@ -156,7 +156,7 @@ class Bundle:
         if name not in self.manifest.files:
             return None
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            return texts.read(self.path / name)
         except (OSError, UnicodeDecodeError) as error:
             raise BundleError(f"{self.path / name}: cannot be read as text: {error}") from error
 
@@ -200,12 +200,12 @@ def read_manifest(path: Path) -> Manifest:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or path.is_symlink() or found.st_size > _MANIFEST_LIMIT:
             raise BundleError(f"{path}: no real file, or larger than a manifest can be")
-        return Manifest.from_json(json.loads(path.read_bytes()))
+        return Manifest.from_json(texts.read_json(path))
     except FileNotFoundError as error:
         raise BundleError(f"{path.parent}: holds no {MANIFEST}; it is no bundle, or an unfinished one") from error
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BundleError(f"{path}: is no JSON; the bundle is damaged") from error
 
 
@@ -255,8 +255,8 @@ class _SumCache:
         self._path = cache_folder() / "sums.json"
         self._dirty = False
         try:
-            self._sums: dict[str, str] = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, RecursionError):
+            self._sums: dict[str, str] = texts.read_json(self._path)
+        except (OSError, ValueError):
             self._sums = {}  # absent or damaged: every sum is computed anew
         if not isinstance(self._sums, dict):
             self._sums = {}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from edge import texts
 from edge.errors import NotFoundError, OptionError
 from edge.paths import expanded
 
@@ -114,7 +114,7 @@ class Catalog:
 @cache
 def shipped() -> Catalog:
     """The catalogue that ships with the program."""
-    data = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+    data = texts.read_toml(Path(__file__).with_name("catalog.toml"))
     return Catalog(data["default"], _models(data, Path(__file__).parent))
 
 
@@ -140,11 +140,13 @@ def find(name: str, extra: Path | None = None) -> Model:
 
 def _read(path: Path) -> dict[str, Model]:
     try:
-        return _models(tomllib.loads(path.read_text(encoding="utf-8-sig")), path.absolute().parent)
+        data = texts.read_toml(path)
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: no such catalogue; see {VARIABLE} and --catalog") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise OptionError(f"catalogue {path}: {error}") from error
+    try:
+        return _models(data, path.absolute().parent)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
         raise OptionError(f"catalogue {path}: {what}; docs/catalog.md describes the keys") from error

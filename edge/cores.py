@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from edge import texts
+
 
 def physical_cores() -> int:
     """Performance cores that this process may run on, hyper-threads counted once where the system tells them apart."""
@@ -76,7 +78,7 @@ def _cpu_list(text: str) -> set[int]:
 def _text(path: Path) -> str:
     """What a file of the system says, or "" where it has none."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        return texts.read_system(path).strip()
     except OSError:
         return ""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from edge import texts
+
 
 def peak_memory() -> int | None:
     """The most memory that this process has had resident, in bytes; None where the system does not tell."""
     if sys.platform == "linux":
         # ru_maxrss would count what the parent had resident when it forked.
-        for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in texts.read_system(Path("/proc/self/status")).splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None

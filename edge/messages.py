@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge import texts
 from edge.errors import OptionError
 from edge.tokenizer import check_text
 
@@ -74,8 +74,8 @@ def _with_object(call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = texts.parse_json(text or "{}")
+    except ValueError:
         return call
     if not isinstance(arguments, dict):
         return call

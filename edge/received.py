@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from edge import texts
 from edge.errors import StorageError, UserError
 from edge.files import write_whole
 from edge.locking import holding
@@ -41,10 +42,10 @@ def check(model: str, sums: Mapping[str, str]) -> bool:
 
 def _read() -> dict[str, dict[str, str]]:
     try:
-        data: dict[str, dict[str, str]] = json.loads(path().read_text(encoding="utf-8"))
+        data: dict[str, dict[str, str]] = texts.read_json(path())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise StorageError(f"{path()}: cannot be read ({error}); mend or remove it") from error
     tables = list(data.values()) if isinstance(data, dict) else [None]
     if not all(isinstance(table, dict) and all(isinstance(sum_, str) for sum_ in table.values()) for table in tables):

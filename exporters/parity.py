@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge import texts
 from edge.bundle import TOKENIZER, Bundle
 from edge.errors import NumericsError
 from edge.kv import KvDtype, plan_layout
@@ -119,7 +120,7 @@ def sample_ids(bundle: Bundle, tokens: int) -> list[int]:
     text = bundle.read_text(TOKENIZER)
     assert text is not None
     tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
-    ids = tokenizer.encode_prompt(TEXT.read_text(encoding="utf-8"))
+    ids = tokenizer.encode_prompt(texts.read(TEXT))
     limit = min(tokens, bundle.spec.context)
     return (ids * -(-limit // max(1, len(ids))))[:limit]
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge import bundle as bundles
+from edge import texts
 from edge.bundle import Bundle, FileInfo, Manifest, TokenizerInfo
 from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import BundleError, ClosedError
@@ -50,7 +51,7 @@ class ScriptedRuntime:
         text = bundle.read_text(SCRIPT)
         if text is None:
             raise BundleError(f"{bundle.path}: holds no {SCRIPT}; the scripted runtime runs only bundles that have one")
-        script = json.loads(text)
+        script = texts.parse_json(text)
         self.spec = bundle.spec
         self.layout = layout
         self.visible: list[int] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 import edge
-from edge import store
+from edge import store, texts
 from edge.commands import terminal
 from edge.commands.inspect import describe
 from edge.commands.quality import print_quality
@@ -66,14 +65,16 @@ class Export:
             _print(summary)
         return 0
 
-    def _release(self, texts: list[str]) -> int:
+    def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
         name = self.name or self.out.absolute().name
         with terminal.progress() as progress:
-            bundles = release(parse_variants(texts), self.out, name=name, terms=_text(self.license), progress=progress)
+            bundles = release(
+                parse_variants(variants), self.out, name=name, terms=_checked(self.license), progress=progress
+            )
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
             terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})
@@ -94,12 +95,14 @@ class Export:
         return self.out
 
 
-def _text(word: str | None) -> str | None:
-    """A word of the command line as the UTF-8 that it is, whatever the locale took it for. Raises OptionError."""
-    try:
-        return None if word is None else os.fsencode(word).decode("utf-8")
-    except UnicodeError as error:
-        raise OptionError(f"--license {terminal.visible(word or '')} is no UTF-8 text") from error
+def _checked(terms: str | None) -> str | None:
+    """The license as a text. Raises OptionError for bytes that are none."""
+    from edge.tokenizer import check_text
+
+    if terms is not None:
+        terms = texts.decode_word(terms)
+        check_text(terms, "--license")
+    return terms
 
 
 def _print(summary: Mapping[str, Any]) -> None:

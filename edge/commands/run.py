@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 import edge
-from edge import store
+from edge import store, texts
 from edge.catalog import load_catalog, shipped
-from edge.commands import answer, terminal
+from edge.commands import answer, given, terminal
 from edge.commands.complete import KvDtypeOption, all_names
-from edge.errors import NotFoundError, OptionError, StorageError
+from edge.errors import OptionError
 from edge.kv import KvDtype, Policy
-from edge.messages import check_tools
 from edge.options import GenerateOptions, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -32,7 +28,8 @@ _SAMPLING = "Sampling"
 class Run:
     """Answer a prompt, or chat.
 
-    With PROMPT, or with text on stdin, one answer goes to stdout. Otherwise a chat starts.
+    With PROMPT, or with text on stdin, one answer goes to stdout; of both, PROMPT, a blank line and the text are sent.
+    Otherwise a chat starts.
     """
 
     model: Annotated[
@@ -41,7 +38,9 @@ class Run:
             metavar="MODEL", help="A name that `dsedge list` shows, or a bundle's folder.", autocompletion=all_names
         ),
     ] = shipped().default
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to ask; '-' reads it from stdin.")] = None
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="What to ask; the text on stdin follows it, or is all of it.")
+    ] = None
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt.")] = None
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, to its last space, without the chat template.")
@@ -116,12 +115,12 @@ class Run:
                 "--raw uses no chat template, so --system, --thinking, --template-var and --tools have no place to go; "
                 "leave one of them out"
             )
-        tools = None if self.tools is None else _read_tools(Path(self.tools))
+        tools = None if self.tools is None else given.read_tools(self.tools)
         chatting = self.prompt is None and sys.stdin.isatty()
         if chatting and (self.raw or self.json):
             raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
         path = _find(self.model)  # first: whoever forgets MODEL has put the prompt in its place
-        prompt = None if chatting else self._read_prompt()
+        prompt = None if chatting else given.read_prompt(self.prompt, raw=self.raw)
         with edge.load(path or _pull(self.model), runtime) as pipeline:
             if prompt is not None:
                 return self._answer(pipeline, prompt, generate, tools)
@@ -139,15 +138,8 @@ class Run:
         answer.report(result, options, stats=self.stats)
         return answer.INTERRUPTED if result.finish_reason == "cancel" else 0
 
-    def _read_prompt(self) -> str:
-        """The prompt, from the command line or from stdin. An empty one is a mistake."""
-        text = _read_stdin(raw=self.raw) if self.prompt in (None, "-") else _as_utf8(self.prompt)
-        if not text:
-            raise OptionError("the prompt is empty; give it as an argument or on stdin")
-        return text
-
     def _system(self) -> str | None:
-        return None if self.system is None else _as_utf8(self.system)
+        return None if self.system is None else texts.decode_word(self.system)
 
     def _runtime_options(self) -> RuntimeOptions:
         if self.policy not in ("error", "sliding"):
@@ -172,42 +164,12 @@ class Run:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=dict(_bias(item) for item in self.logit_bias or ()),
+            logit_bias=dict(given.bias(item) for item in self.logit_bias or ()),
             seed=self.seed,
-            stop=tuple(_as_utf8(text) for text in self.stop or ()),
+            stop=tuple(texts.decode_word(text) for text in self.stop or ()),
             thinking=self.thinking,
-            chat_template_kwargs=dict(_variable(_as_utf8(item)) for item in self.template_var or ()),
+            chat_template_kwargs=dict(given.variable(item) for item in self.template_var or ()),
         )
-
-
-def _read_stdin(*, raw: bool) -> str:
-    """The text on stdin, to the last space if `raw`, otherwise without white space around it.
-
-    Raises OptionError where its bytes are none in the system's encoding (a code page, often), StorageError where it
-    cannot be read.
-    """
-    if raw and isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(newline="")  # on Windows, ends of lines would become others
-    try:
-        text = sys.stdin.read()
-        text.encode("utf-8")  # bytes that stdin lets through as half a surrogate pair
-    except OSError as error:
-        raise StorageError(f"stdin cannot be read: {error.strerror}") from error
-    except UnicodeError as error:
-        raise OptionError(
-            f"the text on stdin is not {sys.stdin.encoding}; convert it, or set PYTHONIOENCODING to its encoding"
-        ) from error
-    return text if raw else text.strip()
-
-
-def _as_utf8(word: str) -> str:
-    """A word of the command line as the UTF-8 that it is, under a locale that took it for something else (LC_ALL=C)."""
-    if word.isascii():
-        return word
-    try:
-        return os.fsencode(word).decode("utf-8")
-    except UnicodeError:
-        return word  # what is no text then is refused where it is used
 
 
 def _find(model: str) -> Path | None:
@@ -221,34 +183,3 @@ def _pull(model: str) -> Path:
     from edge.commands.models import pull
 
     return pull(model)
-
-
-def _variable(text: str) -> tuple[str, Any]:
-    """A template's variable: `true`, `3` or `["a"]` as JSON, anything else as text."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise OptionError(f"template variable {text!r} is not NAME=VALUE, such as enable_thinking=false")
-    try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        return name, value
-
-
-def _read_tools(path: Path) -> Tools:
-    """The functions in a file. Raises NotFoundError or OptionError."""
-    try:
-        tools = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NotFoundError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path}: is not JSON: {error}") from error
-    check_tools(tools, str(path))
-    return cast("Tools", tools)
-
-
-def _bias(text: str) -> tuple[int, float]:
-    identity, _, value = text.partition("=")
-    try:
-        return int(identity), float(value)
-    except ValueError as error:
-        raise OptionError(f"logit bias {text!r} is not ID=VALUE, such as 42=-1.5") from error

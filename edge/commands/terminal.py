@@ -5,6 +5,7 @@ Control sequences are written only to a terminal that takes them: never to a fil
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
@@ -63,8 +64,12 @@ def think(text: str) -> None:
 
 
 def print_json(data: object) -> None:
-    """One line of JSON on stdout."""
-    say(json.dumps(data, ensure_ascii=False))
+    """One line of JSON on stdout: UTF-8, or escapes where the stream is of another encoding. No character is lost."""
+    stream = getattr(sys.stdout, "encoding", None) or "utf-8"
+    unicode = codecs.lookup(stream).name == "utf-8"
+    text = json.dumps(data, ensure_ascii=not unicode)
+    # Half of a surrogate pair, which UTF-8 cannot hold, is spelled like JSON's own escape.
+    say(text.encode("utf-8", "backslashreplace").decode("utf-8"), flush=True)
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: IO[str]) -> None:

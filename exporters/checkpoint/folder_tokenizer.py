@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from edge import texts
 from edge.errors import BundleError, CheckpointError
 from edge.tokenizer import read_json
 from exporters.checkpoint import TokenizerFiles
@@ -59,7 +59,7 @@ def load_tokenizer(text: str, where: Path) -> Tokenizer:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return texts.read(path)
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read as text: {error}") from error
 
@@ -68,8 +68,8 @@ def _optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        data = json.loads(_text(path))
-    except (ValueError, RecursionError) as error:
+        data = texts.parse_json(_text(path))
+    except ValueError as error:
         raise CheckpointError(f"{path}: no JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds no JSON object")

@@ -5,7 +5,6 @@ Weights that are already quantized are put together by `quantized`; all others a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge import texts
 from edge.errors import CheckpointError, EdgeError, NotFoundError, UnsupportedError
 from edge.safetensors import TensorInfo, read_header
 from exporters.checkpoint import SourceTensor, TokenizerFiles, quantized
@@ -124,12 +124,12 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > _JSON_LIMIT:
             raise CheckpointError(f"{path}: {size} bytes are more than a file of settings can have")
-        data = json.loads(path.read_bytes())
+        data = texts.read_json(path)
     except FileNotFoundError as error:
         raise NotFoundError(f"{path}: not there") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: no JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds no JSON object")

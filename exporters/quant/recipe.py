@@ -12,13 +12,12 @@ Vectors (norms, biases) are float32 and no rule applies to them.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from edge import payload
+from edge import payload, texts
 from edge.decoder import DecoderSpec
 from edge.errors import NotFoundError, OptionError
 from edge.graph import Weight
@@ -102,8 +101,8 @@ def load(name_or_path: str | Path) -> Recipe:
     elif not path.is_file():
         raise NotFoundError(f"no recipe {str(name_or_path)!r}: no such file, and shipped are {', '.join(named())}")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
+        data = texts.read_toml(path)
+    except (OSError, ValueError) as error:
         raise OptionError(f"recipe {path}: {error}") from error
     unknown = set(data) - {"name", "activation_kl", "rule"}
     if unknown or not isinstance(data.get("rule"), list) or not data["rule"]:

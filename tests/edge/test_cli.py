@@ -10,15 +10,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import edge
 from edge import runtime, store
 from edge.cli import main
+from edge.pipeline import Pipeline
 from exporters.bundle_folder import BundleFolder
 from runtimes.scripted import write_bundle
 
+ROOT = Path(edge.__file__).parents[1]
 ANSWER = "Paris, of course."
 
 
@@ -41,8 +44,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    def call(*arguments: str | Path, stdin: str = "") -> Outcome:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+    def call(*arguments: str | Path, stdin: str | bytes = "") -> Outcome:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         code = main([str(argument) for argument in arguments])
         return Outcome(code, *capsys.readouterr())
 
@@ -67,9 +71,34 @@ def test_the_prompt_may_come_from_stdin(invoke: Invoke, bundle: Path) -> None:
     assert invoke(*run(bundle, "-"), stdin="Capital?\n").out == ANSWER + "\n"
 
 
-def test_a_prompt_on_the_command_line_leaves_stdin_alone(invoke: Invoke, bundle: Path) -> None:
-    found = json.loads(invoke(*run(bundle, "hi", "--raw", "--json"), stdin="a pipe that may never end").out)
-    assert found["prompt_tokens"] == len("hi")
+@pytest.mark.parametrize(("words", "stdin", "sent"), [
+    (("say it",), "diff --git\n", "say it\n\ndiff --git"),
+    (("say it",), "", "say it"),
+    (("say it",), " \n", "say it"),
+    ((), "diff\n", "diff"),
+    (("-",), "diff\n", "diff"),
+    (("say it", "--raw"), " diff\n", "say it\n\n diff\n"),
+])  # fmt: skip
+def test_n12_the_prompt_and_what_comes_on_stdin_are_both_sent(
+    invoke: Invoke, bundle: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], stdin: str, sent: str
+) -> None:
+    seen: list[Any] = []
+    encode = Pipeline.encode
+    monkeypatch.setattr(
+        Pipeline, "encode", lambda self, prompt, *a, **k: seen.append(prompt) or encode(self, prompt, *a, **k)
+    )
+    assert invoke(*run(bundle, *words), stdin=stdin).code == 0
+    assert seen == [sent if "--raw" in words else [{"role": "user", "content": sent}]]
+
+
+def test_n22_json_loses_no_character_whatever_the_console(invoke: Invoke, tmp_path: Path) -> None:
+    odd = write_bundle(tmp_path / "odd.dsedge", ["Größe 日本 €"]).path
+    command = [sys.executable, "-m", "edge", *map(str, run(odd, "hi", "--json"))]
+    for encoding in ("ascii", "cp1252", "latin-1", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, env=environment, check=True, stdin=subprocess.DEVNULL)
+        assert json.loads(done.stdout.decode("utf-8"))["text"] == "Größe 日本 €"
+        assert done.stdout.isascii() == (encoding != "utf-8")
 
 
 def test_stats_are_on_stderr(invoke: Invoke, bundle: Path) -> None:
@@ -269,13 +298,13 @@ def test_run_pulls_a_catalogued_model_first(invoke: Invoke, monkeypatch: pytest.
 def test_text_on_stdin_in_another_encoding_is_explained(invoke: Invoke, bundle: Path) -> None:
     script = "import sys; from edge.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, *map(str, run(bundle))]
-    for encoding in ("utf-8", "utf-8:surrogateescape", "ascii"):
+    for encoding, named in (("utf-8", b""), ("utf-8:surrogateescape", b""), ("ascii", b" and no ascii")):
         environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             command, input="Größe".encode("cp1252"), capture_output=True, env=environment, check=False
         )
         assert (done.returncode, done.stdout) == (2, b"")
-        assert b"the text on stdin is not " + encoding.partition(":")[0].encode() in done.stderr
+        assert b"the text on stdin is no UTF-8" + named + b"; convert it" in done.stderr
     environment["PYTHONIOENCODING"] = "cp1252"
     assert subprocess.run(command, input="Größe".encode("cp1252"), env=environment, check=False).returncode == 0
 
