@@ -26,6 +26,7 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_LARGEST = (46, 62)  # layers of Gemma 2 and 3 with 27B parameters (llama.cpp tells the two by them as well)
 
 
 def shared(config: Config) -> dict[str, Any]:
@@ -35,15 +36,15 @@ def shared(config: Config) -> dict[str, Any]:
         **gemma.shared(config),
         "activation": read_activation(config, "hidden_activation"),
         "post_norms": True,
-        "attention_scale": _query_scalar(config) ** -0.5,
+        "attention_scale": query_scalar(config) ** -0.5,
         **{f"{name}_softcap": config.number(key) for name, key in caps.items() if config.get(key) not in (None, 0)},
     }
 
 
-def _query_scalar(config: Config) -> float:
-    """GGUF files do not hold it: only the models of 27B have a scale that is not their heads', which are 128 wide."""
-    head_dim = read_head_dim(config)
-    by_size = head_dim if head_dim == 256 else config.integer("hidden_size") / config.integer("num_attention_heads")
+def query_scalar(config: Config) -> float:
+    """GGUF files do not hold it: it is the width of the heads there, except in the two models of 27B parameters."""
+    head_dim, layers = read_head_dim(config), config.integer("num_hidden_layers")
+    by_size = config.integer("hidden_size") // config.integer("num_attention_heads") if layers in _LARGEST else head_dim
     return config.number("query_pre_attn_scalar", by_size)
 
 

@@ -29,7 +29,9 @@ def find_weights(
     The head is the embedding where the config ties them, unless another head is stored (known fault C1). Raises
     CheckpointError for missing, misshapen and left-over tensors.
     """
-    names = family.gguf if checkpoint.kind == "gguf" else family.hugging_face
+    names = dict(family.gguf if checkpoint.kind == "gguf" else family.hugging_face)
+    if tied and source_name("embed", names) not in checkpoint.tensors:
+        names["embed"] = names["head"]  # tied weights are stored once, under either name
     tied = _tied(checkpoint, source_name("head", names), source_name("embed", names), tied)
     spec = replace(spec, tied_head=tied)
     weights: dict[str, SourceTensor] = {}

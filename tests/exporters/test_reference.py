@@ -118,8 +118,8 @@ def test_c6_logits_equal_transformers(case: str, tmp_path: Path, opened: Opener)
     assert np.abs(reference_of(opened(folder), count).run(ids) - logits).max() < 1e-4 * logits.std()
 
 
-# GGUF files keep no scale of queries: it follows from the heads, here as in the models of 27B.
-SCALED = {"query_pre_attn_scalar": 16}
+# GGUF files keep no scale of queries: it is the heads' own (N38: 32 here, while hidden / heads is 16).
+SCALED = {"query_pre_attn_scalar": 32}
 CONVERTED: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "llama": (tiny_llama, {}),
     "llama-linear": (tiny_llama, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),

@@ -201,6 +201,22 @@ def test_c1_untied_and_absent_is_an_error(folder: Path, opened: Open) -> None:
             describe(opened(folder))
 
 
+def test_n4_tied_weights_under_the_name_of_the_head(tmp_path: Path, opened: Open) -> None:
+    folder = tiny_llama(tmp_path / "model", tie_word_embeddings=True)
+    expected = load_reference(folder).lm_head.weight.detach().numpy()
+
+    def rename(weights: dict[str, torch.Tensor]) -> None:
+        weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
+
+    edit_weights(folder, rename)
+    model = describe(opened(folder))
+    assert model.spec.tied_head
+    np.testing.assert_array_equal(model.weights["embed"].read(), expected)
+    edit_config(folder, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"embed is missing: there is no tensor 'model\.embed_tokens\.weight'"):
+        describe(opened(folder))
+
+
 def test_c1_gguf_without_output_is_tied(tmp_path: Path, opened: Open) -> None:
     tied = tiny_llama(tmp_path / "tied", tie_word_embeddings=True)
     assert describe(opened(write_gguf(tied, tmp_path / "tied.gguf"))).spec.tied_head

@@ -80,11 +80,22 @@ def test_gemma2_windows_alternate_and_caps_may_be_off() -> None:
     assert spec_of(gemma2.FAMILY, {**whole, "attn_logit_softcapping": None}).attention_softcap is None
 
 
-@pytest.mark.parametrize(("hidden", "heads", "head_dim", "scalar"), [(1152, 4, 256, 256), (5376, 32, 128, 168)])
-def test_gemma3_scale_of_queries_in_a_gguf_file(hidden: int, heads: int, head_dim: int, scalar: int) -> None:
-    """Not stored there; 256 and 168 are what the configs of 1B and 27B say."""
-    values = {"hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim}
-    assert spec_of(gemma3.FAMILY, values, **gemma3.FAMILY.gguf_defaults).attention_scale == scalar**-0.5
+@pytest.mark.parametrize(
+    ("family", "layers", "hidden", "heads", "head_dim", "scalar"),
+    [
+        (gemma2.FAMILY, 26, 2304, 8, 256, 256),
+        (gemma2.FAMILY, 46, 4608, 32, 128, 144),
+        (gemma3.FAMILY, 26, 1152, 4, 256, 256),
+        (gemma3.FAMILY, 62, 5376, 32, 128, 168),
+    ],
+)
+def test_n38_scale_of_queries_in_a_gguf_file(
+    family: Family, layers: int, hidden: int, heads: int, head_dim: int, scalar: int
+) -> None:
+    """Not stored there; the scalars are what the published configs of 2B, 27B, 1B and 27B say."""
+    values = {"hidden_size": hidden, "num_attention_heads": heads, "head_dim": head_dim, "num_hidden_layers": layers}
+    read = Config("config.json", values, {**family.defaults, **family.gguf_defaults})
+    assert gemma2.query_scalar(read) == scalar
 
 
 def test_gemma3_local_layers_keep_short_rings(tmp_path: Path, opened: Open) -> None:
@@ -95,7 +106,7 @@ def test_gemma3_local_layers_keep_short_rings(tmp_path: Path, opened: Open) -> N
 
 
 def test_gemma_norms_in_a_gguf_file_are_whole(tmp_path: Path, opened: Open) -> None:
-    folder = tiny.tiny_gemma3(tmp_path / "model", query_pre_attn_scalar=16)
+    folder = tiny.tiny_gemma3(tmp_path / "model", query_pre_attn_scalar=32)
     plain, whole = describe(opened(folder)), describe(opened(write_gguf(folder, tmp_path / "m.gguf")))
     assert (plain.spec.norm_offset, whole.spec.norm_offset) == (1.0, 0.0)
     for name in ("norm", "layers.2.attn_post_norm", "layers.0.attn.q_norm"):
