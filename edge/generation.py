@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge.calls import ToolCall
+from edge.loops import is_loop
 from edge.options import GenerateOptions
 from edge.sampling import Sampler
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.turns import Turn
 
-FinishReason = Literal["stop", "length", "cancel", "tool_calls"]
+FinishReason = Literal["stop", "length", "loop", "cancel", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Result:
     text            the answer; `reasoning` is what a reasoning model wrote between its think tags before it
     tool_calls      the calls of offered tools, which are no part of the text
     finish_reason   "stop": an end token or stop string; "tool_calls": an end token after calls; "length": max_tokens or
-                    a full context; "cancel"
+                    a full context; "loop": the same tokens for 256 tokens (see edge.loops); "cancel"
     cached_tokens   prompt tokens that an earlier call had left in the cache
     dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
     """
@@ -187,6 +188,9 @@ def _generate(
         full = session.cache.room(1) == 0
         if full or len(progress.tokens) == options.max_tokens:
             progress.finish_reason = "length"
+            return
+        if not options.ignore_eos and is_loop(progress.tokens):
+            progress.finish_reason = "loop"
             return
         pending = [token]
 

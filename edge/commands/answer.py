@@ -74,6 +74,8 @@ def report(result: Result, options: GenerateOptions, *, stats: bool) -> None:
         terminal.note(f"the context is full: the oldest {result.dropped_tokens} tokens have been dropped so far")
     if result.finish_reason == "length" and result.completion_tokens != options.max_tokens:
         terminal.note("the answer was cut: the context is full; see --context and --policy")
+    if result.finish_reason == "loop":
+        terminal.note("the answer was ended: it repeated itself; --temperature or --repetition-penalty may help")
     if stats:
         terminal.note(describe(result))
 

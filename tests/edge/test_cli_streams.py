@@ -61,7 +61,7 @@ def test_a_stdout_that_takes_nothing_is_one_line_and_exit_2(
 
 
 def test_an_answer_longer_than_the_buffer_of_a_full_stdout(tmp_path: Path, environment: dict[str, str]) -> None:
-    long = str(write_bundle(tmp_path / "long.dsedge", ["x" * 9000], context=10_000).path)
+    long = str(write_bundle(tmp_path / "long.dsedge", [" ".join(map(str, range(2000)))], context=10_000).path)
     words = ["run", long, "hi", "--runtime", "scripted", "--json", "--context", "10000"]
     done = dsedge(*words, environment=environment, streams="> /dev/full")
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
