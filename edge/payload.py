@@ -18,12 +18,19 @@ Codes are unsigned. With q the code of an element and s, z, b those of its group
 The layout is that of ONNX Runtime's MatMulNBits operator (zero points row-padded as there), so the ONNX graph can
 refer to these very bytes. Weights that are not quantized (norms, biases, or by recipe) are stored as W itself,
 float16 or float32. This module knows nothing of how codes are chosen: that is `exporters/quant`.
+
+A matrix may be cut into runs, each in a scheme of its own: consecutive rows (heads of a query, key or value matrix) or
+consecutive columns (heads of an output matrix). Run i, from 0 on, is stored as a matrix called W.run<i>; its groups
+begin at its own first column. The manifest says so in the place of the scheme's name:
+
+    rows 64 int8-g32-sym, 512 int4-g32-sym       the first 64 rows, then the other 512
+    columns 128 float16, 448 int4-g32-zp
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -37,6 +44,8 @@ Kind = Literal["sym", "zp", "affine"]
 
 SCHEMES = ("int4-g{32,64,128}-{sym,zp,affine}", "int8-g32-sym", "float16", "float32")
 _NAME = re.compile(r"int4-g(32|64|128)-(sym|zp|affine)|int8-g32-sym")
+_RUN = re.compile(r"([1-9][0-9]{0,9}) ([a-z0-9-]+)")
+Axis = Literal["rows", "columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,59 @@ def parse_scheme(name: str) -> Scheme | None:
     return Scheme(int(bits), int(group), cast(Kind, kind))
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows or columns start…stop of a weight, stored in one scheme under a name of their own."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    scheme: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a weight is stored: `runs` are (rows or columns, scheme). One run is the whole weight, whatever its size."""
+
+    runs: tuple[tuple[int, str], ...]
+    axis: Axis = "rows"
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """The inverse of `str`. Raises OptionError for what is neither a scheme's name nor a list of runs."""
+        axis, _, listed = text.partition(" ")
+        if not listed:
+            parse_scheme(text)
+            return cls(((0, text),))
+        found = [_RUN.fullmatch(item) for item in listed.split(", ")]
+        if axis not in ("rows", "columns") or len(found) < 2 or None in found:
+            raise OptionError(f"{text!r} is no layout; it is a scheme's name, or such as: rows 64 float16, 64 float32")
+        runs = tuple((int(item[1]), item[2]) for item in found if item)
+        for _, scheme in runs:
+            parse_scheme(scheme)
+        return cls(runs, "rows" if axis == "rows" else "columns")
+
+    def __str__(self) -> str:
+        if len(self.runs) == 1:
+            return self.runs[0][1]
+        return f"{self.axis} {', '.join(f'{count} {scheme}' for count, scheme in self.runs)}"
+
+    def split(self, name: str, shape: tuple[int, ...]) -> tuple[Run, ...]:
+        """The runs of a weight. Raises OptionError where they do not fit its shape."""
+        if len(self.runs) == 1:
+            return (Run(name, 0, shape[0], shape, self.runs[0][1]),)
+        along = 0 if self.axis == "rows" else 1
+        if len(shape) != 2 or sum(count for count, _ in self.runs) != shape[along]:
+            raise OptionError(f"{name} is {list(shape)}; it cannot be cut into {self}")
+        runs, start = [], 0
+        for index, (count, scheme) in enumerate(self.runs):
+            size = (count, shape[1]) if along == 0 else (shape[0], count)
+            runs.append(Run(f"{name}.run{index}", start, start + count, size, scheme))
+            start += count
+        return tuple(runs)
+
+
 def pack_nibbles(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """4-bit codes [..., n] to bytes [..., ceil(n / 2)], the even element low; an odd tail is padded with 0."""
     if codes.shape[-1] % 2:
@@ -131,3 +193,40 @@ def dequantize(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> npt.
     weight *= scales
     weight += shifts
     return weight.reshape(len(weight), scales.shape[1] * scheme.group)[:, :columns]  # no -1: there may be no rows
+
+
+def slice_columns(scheme: Scheme, parts: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+    """The parts of columns start…stop. Both are multiples of the group; `stop` may be the last column instead."""
+    first, last = start // scheme.group, scheme.groups(stop)
+    width = scheme.group * scheme.bits // 8
+    found = {name: part[:, first:last] for name, part in parts.items()}
+    found["codes"] = parts["codes"][:, first * width : last * width]
+    if "zeros" in parts:
+        found["zeros"] = pack_nibbles(unpack_nibbles(parts["zeros"], last)[:, first:])
+    return found
+
+
+WIDE = Scheme(8, 32, "sym")
+
+
+def holds(runs: Sequence[Run], axis: Axis) -> Scheme | None:
+    """The one scheme that holds a weight of several runs exactly, `WIDE`; None where only float32 does.
+
+    A code less its zero point fits 8 bits, and a scale of 64 or 128 columns is two or four of 32. An offset does not,
+    and groups must not straddle two runs.
+    """
+    schemes = [parse_scheme(run.scheme) for run in runs]
+    shifted = any(scheme is None or scheme.kind == "affine" for scheme in schemes)
+    straddled = axis == "columns" and any(run.start % WIDE.group for run in runs)
+    return None if shifted or straddled else WIDE
+
+
+def widen(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> dict[str, Array]:
+    """Rows of a `sym` or `zp` weight in the scheme `WIDE`: the same numbers."""
+    codes, _, _ = unpack(scheme, parts)
+    rows, groups = parts["scales"].shape
+    zeros = unpack_nibbles(parts["zeros"], groups)[..., None] if scheme.kind == "zp" else np.uint8(scheme.zero)
+    codes = codes - zeros + np.uint8(WIDE.zero)  # modulo 256, and the result is within 0…255
+    wide = WIDE.groups(columns)
+    scales = parts["scales"].repeat(scheme.group // WIDE.group, axis=1)[:, :wide]
+    return {"codes": codes.reshape(rows, -1)[:, : wide * WIDE.group], "scales": scales}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +19,7 @@ from exporters.bundle_folder import BundleFolder
 from exporters.checkpoint import TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
 from exporters.emit import onnx
-from exporters.payload_writer import write_weights
+from exporters.payload_writer import Plan, write_weights
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Choice, Recipe
 
@@ -48,11 +48,10 @@ def export(
                 weight.name: chosen.choose(weight, model.weights[weight.name], model.spec) for weight in graph.weights
             }
             files = checkpoint.tokenizer()
-            write_weights(
-                folder.path / bundles.WEIGHTS, graph, model.weights, choices, lambda share: report("quantize", share)
-            )
+            plans = {name: Plan(model.weights[name], choice) for name, choice in choices.items()}
+            zeros = write_weights(folder.path / bundles.WEIGHTS, graph, plans, lambda share: report("quantize", share))
             report("emit", 0.0)
-            schemes = {key: choice.scheme for key, choice in choices.items() if choice.scheme != "float32"}
+            schemes = {key: str(choice.layout) for key, choice in choices.items() if str(choice.layout) != "float32"}
             weights = Weights(folder.path / bundles.WEIGHTS, graph.weights, schemes)
             exact = onnx.emit(graph, weights, folder.path / "decoder-exact.onnx", precision=lambda op: "float")
             _write_texts(folder.path, files)
@@ -62,7 +61,7 @@ def export(
             )
             decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
             table = {"decoder": decoder, "exact": exact}
-            notes = _notes(choices, model)
+            notes = _notes(choices, model, zeros)
             _write_manifest(
                 folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, notes, figures))
             )
@@ -129,13 +128,15 @@ def _emit_decoder(
     return info, figures
 
 
-def _notes(choices: Mapping[str, Choice], model: Model) -> list[str]:
+def _notes(choices: Mapping[str, Choice], model: Model, zeros: Sequence[str]) -> list[str]:
     """What there is to say about weights, of their sources and then of their schemes; once for all that share it."""
     told: dict[str, list[str]] = {}
     for name in choices:
         told.setdefault(model.weights[name].note, []).append(name)
     for name, choice in choices.items():
         told.setdefault(choice.note, []).append(name)
+    if zeros:
+        told["all zeros in the source: the checkpoint may be damaged"] = list(zeros)
     told.pop("", None)
     more = {note: f" and {len(names) - 1} more" if len(names) > 1 else "" for note, names in told.items()}
     return [*model.notes, *(f"{names[0]}{more[note]}: {note}" for note, names in told.items())]
@@ -146,13 +147,13 @@ def _quality(
 ) -> dict[str, Any]:
     """The quality report: how weights were stored, and the parity figures where there are any."""
     counted: dict[str, dict[str, int]] = {}
-    for weight in draft.graph.weights:
-        choice = choices[weight.name]
-        entry = counted.setdefault(choice.scheme, {"tensors": 0, "carried": 0, "parameters": 0, "bytes": 0})
-        entry["tensors"] += 1
-        entry["carried"] += choice.carried
-        entry["parameters"] += draft.weights.count(weight.name)
-        entry["bytes"] += draft.weights.size(weight.name)
+    for name, runs in draft.weights.runs.items():
+        for run, method in zip(runs, choices[name].methods, strict=True):
+            entry = counted.setdefault(run.scheme, {"tensors": 0, "carried": 0, "parameters": 0, "bytes": 0})
+            entry["tensors"] += 1
+            entry["carried"] += method == "carry"
+            entry["parameters"] += draft.weights.count(run.name)
+            entry["bytes"] += draft.weights.size(run.name)
     if figures is None:
         notes = [*notes, "parity was not checked: above a billion parameters run `dsedge verify`"]
     return {"schemes": counted, "notes": notes, "parity": figures}

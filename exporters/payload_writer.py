@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,48 +21,80 @@ import numpy.typing as npt
 from edge import payload
 from edge.errors import CheckpointError, StorageError
 from edge.graph import Graph, Weight
+from edge.payload import Run
 from edge.safetensors import PADDING, TensorInfo, plan_header
 from edge.weights import describe
 from exporters.checkpoint import SourceTensor
-from exporters.quant import rtn
+from exporters.quant.method import Array, Parts, Statistics, check_statistics, find
 from exporters.quant.recipe import Choice
 
 _BLOCK = 1 << 21  # numbers quantized at a time: 8 MiB as float32
 _WORKERS = 2
 _LARGEST_FLOAT, _LARGEST_HALF = float(np.finfo(np.float32).max), 65504.0
 
-Block = tuple[Weight, int, dict[str, npt.NDArray[Any]]]
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is known of a weight before it is quantized."""
+
+    source: SourceTensor
+    choice: Choice
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Rows start…stop of a run, counted from the run's first row."""
+
+    weight: Weight
+    run: Run
+    method: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What became of a job. `zero`: the source has nothing but zeros there."""
+
+    job: _Job
+    parts: Parts
+    zero: bool
 
 
 def write_weights(
-    path: Path,
-    graph: Graph,
-    sources: Mapping[str, SourceTensor],
-    choices: Mapping[str, Choice],
-    progress: Callable[[float], None],
-) -> None:
-    """Quantize or carry every weight of the graph and write it. `progress` gets the share that is done.
+    path: Path, graph: Graph, plans: Mapping[str, Plan], progress: Callable[[float], None]
+) -> tuple[str, ...]:
+    """Quantize or carry every weight of the graph and write it; the matrices that are nothing but zeros.
 
-    Raises StorageError when the space is lacking, before the first block where the system can reserve it, and
-    CheckpointError for a tensor with numbers that are not finite, or too large for the float16 that its scheme needs.
+    `progress` gets the share that is done. Raises StorageError when the space is lacking, before the first block where
+    the system can reserve it, OptionError for statistics that a method lacks, and CheckpointError for a tensor with
+    numbers that are not finite, or too large for the float16 that its scheme needs.
     """
-    tensors = [entry for group in file_order(graph) for entry in _interleave(group, choices)]
+    for name, plan in plans.items():
+        for method in plan.choice.methods:
+            check_statistics(method, name, plan.statistics)
+    tensors = [entry for group in file_order(graph) for entry in _interleave(group, plans)]
     header, infos = plan_header(tensors)
     size = max(info.stop for info in infos.values())
     total = sum(info.stop - info.start for name, info in infos.items() if not name.startswith(PADDING))
     done = 0
+    zeros = {weight.name: True for weight in graph.weights if len(weight.shape) > 1}
     try:
         with open(path, "wb") as file:
             _reserve(file.fileno(), size)
             file.write(header)
-            for weight, start, parts in _blocks(graph, sources, choices):
-                for part, values in parts.items():
-                    info = infos[f"{weight.name}.{part}" if part else weight.name]
-                    done += _write_rows(file, info, start, values)
+            for block in _blocks(graph, plans):
+                for part, values in block.parts.items():
+                    info = infos[f"{block.job.run.name}.{part}" if part else block.job.run.name]
+                    done += _write_rows(file, info, block.job.start, values)
+                if not block.zero:
+                    zeros[block.job.weight.name] = False
                 progress(done / total)
             assert done == total, f"wrote {done} of {total} payload bytes"
     except OSError as error:
         raise storage_error(error, path, size) from error
+    return tuple(weight.name for weight in graph.weights if zeros.get(weight.name))
 
 
 def storage_error(error: OSError, path: Path, needed: int) -> StorageError:
@@ -82,9 +115,9 @@ def file_order(graph: Graph) -> list[tuple[Weight, ...]]:
     return [group for group in groups if group]
 
 
-def _interleave(group: tuple[Weight, ...], choices: Mapping[str, Choice]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+def _interleave(group: tuple[Weight, ...], plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, tuple[int, ...]]]:
     """The payload tensors of sibling weights, like parts next to each other."""
-    columns = [describe(weight, choices[weight.name].scheme) for weight in group]
+    columns = [describe(weight, str(plans[weight.name].choice.layout)) for weight in group]
     for index in range(max(len(column) for column in columns)):
         yield from (column[index] for column in columns if index < len(column))
 
@@ -96,58 +129,79 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _blocks(graph: Graph, sources: Mapping[str, SourceTensor], choices: Mapping[str, Choice]) -> Iterator[Block]:
-    """Blocks of encoded rows in any order that keeps each weight together, a few ahead of the writer."""
-    jobs = (
-        (weight, start, min(start + _rows(weight), weight.shape[0]))
-        for weight in graph.weights
-        for start in range(0, weight.shape[0], _rows(weight))
-    )
+def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[_Block]:
+    """Blocks of encoded rows in any order that keeps each run together, a few ahead of the writer."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        ahead: list[Future[Block]] = []
-        for weight, start, stop in jobs:
-            rows = _read(sources[weight.name], choices[weight.name], start, stop)
-            ahead.append(pool.submit(_encode, weight, start, rows, choices[weight.name]))
-            if len(ahead) > _WORKERS:
-                yield ahead.pop(0).result()
-        for job in ahead:
-            yield job.result()
+        ahead: list[Future[_Block]] = []
+        for weight in graph.weights:
+            for job in _jobs(weight, plans[weight.name].choice):
+                ahead.append(pool.submit(_encode, job, plans[weight.name]))
+                if len(ahead) > _WORKERS:
+                    yield ahead.pop(0).result()
+        for future in ahead:
+            yield future.result()
 
 
-def _rows(weight: Weight) -> int:
-    return max(1, _BLOCK // weight.shape[1]) if len(weight.shape) == 2 else weight.shape[0]
+def _jobs(weight: Weight, choice: Choice) -> Iterator[_Job]:
+    for run, method in zip(choice.layout.split(weight.name, weight.shape), choice.methods, strict=True):
+        count = run.shape[0]
+        step = max(1, _BLOCK // run.shape[1]) if len(run.shape) == 2 else count
+        for start in range(0, count, step):
+            yield _Job(weight, run, method, start, min(start + step, count))
 
 
-def _read(source: SourceTensor, choice: Choice, start: int, stop: int) -> Any:
-    """Rows start…stop as numbers, or as codes where they are carried. Raises CheckpointError for unusable numbers."""
-    if choice.carried:
-        parts = source.codes(start, stop)
-        for part in parts.values():
-            if part.dtype.kind == "f":
-                _check_numbers(part, source.name, _LARGEST_HALF)
+class _Source:
+    """The rows of a job in the checkpoint; `exporters.quant.method.Rows` to a method."""
+
+    def __init__(self, job: _Job, plan: Plan, largest: float) -> None:
+        self._source = plan.source
+        self._largest = largest
+        by_rows = plan.choice.layout.axis == "rows"
+        first = job.run.start if by_rows else 0
+        self._rows = (first + job.start, first + job.stop)
+        self._columns = None if by_rows else (job.run.start, job.run.stop)
+        self.zero = False
+
+    def read(self) -> Array:
+        rows = self._source.read(*self._rows)
+        if self._columns:
+            rows = rows[:, slice(*self._columns)]
+        low, high = _check_numbers(rows, self._source.name, self._largest)
+        self.zero = low == high == 0
+        return rows
+
+    def codes(self) -> Parts:
+        parts, scheme = self._source.codes(*self._rows), self._source.scheme
+        if self._columns:
+            assert scheme is not None
+            parts = payload.slice_columns(scheme, parts, *self._columns)
+        bounds = [
+            _check_numbers(part, self._source.name, _LARGEST_HALF) for part in parts.values() if part.dtype.kind == "f"
+        ]
+        self.zero = all(low == high == 0 for low, high in bounds)
         return parts
-    rows = source.read(start, stop)
-    _check_numbers(rows, source.name, _LARGEST_FLOAT if choice.scheme == "float32" else _LARGEST_HALF)
-    return rows
 
 
-def _check_numbers(values: npt.NDArray[Any], name: str, largest: float) -> None:
+def _check_numbers(values: npt.NDArray[np.floating], name: str, largest: float) -> tuple[float, float]:
+    """The least and the largest number. Raises CheckpointError for unusable ones."""
     low, high = float(values.min()), float(values.max())  # both carry a NaN through
     if not (-largest <= low and high <= largest):
         raise CheckpointError(
             f"tensor {name!r} holds numbers from {low:g} to {high:g}; only finite ones up to {largest:g} can be "
             "stored: the checkpoint is damaged, or its training diverged"
         )
+    return low, high
 
 
-def _encode(weight: Weight, start: int, rows: Any, choice: Choice) -> Block:
-    scheme = payload.parse_scheme(choice.scheme)
-    if choice.carried:
-        return weight, start, rows
+def _encode(job: _Job, plan: Plan) -> _Block:
+    scheme = payload.parse_scheme(job.run.scheme)
+    source = _Source(job, plan, _LARGEST_FLOAT if job.run.scheme == "float32" else _LARGEST_HALF)
     if scheme is None:
-        dtype = np.float16 if choice.scheme == "float16" else np.float32
-        return weight, start, {"": np.asarray(rows, dtype)}
-    return weight, start, rtn.quantize(scheme, rows)
+        dtype = np.float16 if job.run.scheme == "float16" else np.float32
+        parts: Parts = {"": np.asarray(source.read(), dtype)}
+    else:
+        parts = find(job.method).quantize(source, scheme, plan.statistics)
+    return _Block(job, parts, source.zero)
 
 
 def _write_rows(file: BinaryIO, info: TensorInfo, start: int, values: npt.NDArray[Any]) -> int:

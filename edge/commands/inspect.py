@@ -69,12 +69,11 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
 def _tensors(bundle: Bundle) -> list[dict[str, Any]]:
     """A row for each kind of tensor (`attn.q` of all layers) and scheme."""
     rows: dict[tuple[str, str], list[int]] = {}
-    for weight in bundle.graph.weights:
-        scheme = bundle.weights.schemes[weight.name]
-        stored = scheme.name if scheme else bundle.manifest.schemes.get(weight.name, "float32")
-        row = rows.setdefault((_kind(weight.name), stored), [0, 0, 0])
-        for index, value in enumerate((1, bundle.weights.count(weight.name), bundle.weights.size(weight.name))):
-            row[index] += value
+    for name, runs in bundle.weights.runs.items():
+        for run in runs:
+            row = rows.setdefault((_kind(name), run.scheme), [0, 0, 0])
+            for index, value in enumerate((1, bundle.weights.count(run.name), bundle.weights.size(run.name))):
+                row[index] += value
     return [
         {
             "kind": kind,

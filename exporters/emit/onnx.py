@@ -40,6 +40,9 @@ FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 
 def emit(graph: Graph, weights: Weights, path: Path, *, precision: Choose) -> GraphInfo:
     """Write the graph as an ONNX model beside its payload, each linear in the precision that is chosen for it."""
+    cut = next((name for name, runs in weights.runs.items() if len(runs) > 1), None)
+    if cut is not None:
+        raise UnsupportedError(f"the ONNX emitter does not take weights in several runs yet ({cut})")
     model = _Emitter(graph, weights, precision).model
     onnx_passes.run(model)
     model.write(path)

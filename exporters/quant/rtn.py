@@ -12,15 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.payload import Scheme, pack_nibbles
+from exporters.quant.method import Array, Parts, Rows, Statistic, Statistics
 
-Array = npt.NDArray[np.float32]
+NEEDS: tuple[Statistic, ...] = ()
 # Where the largest weight of a group is put on the code axis: at the end of the range, or beyond it and clipped.
 _ENDS = {4: (-9.0, -8.4, -8.0, -7.5, -7.0, 7.0, 7.5), 8: (-127.0,)}
 _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 _TINY = np.float32(6e-8)  # the smallest float16 above zero
 
 
-def quantize(scheme: Scheme, weight: Array) -> dict[str, npt.NDArray[Any]]:
+def quantize(weight: Rows, scheme: Scheme, statistics: Statistics | None) -> Parts:
+    """The nearest codes of each number."""
+    del statistics
+    return encode(scheme, weight.read())
+
+
+def encode(scheme: Scheme, weight: Array) -> Parts:
     """The parts (see edge.payload) of rows [rows, columns]; the group padding stands for zero."""
     rows, columns = weight.shape
     groups = scheme.groups(columns)

@@ -18,7 +18,7 @@ from edge.graph import Graph, build
 from edge.payload import Scheme
 from edge.safetensors import read_header
 from exporters import payload_writer
-from exporters.payload_writer import write_weights
+from exporters.payload_writer import Plan, write_weights
 from exporters.quant import rtn
 from exporters.quant.recipe import Choice
 
@@ -41,9 +41,13 @@ class Source:
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         return self.values[start:stop]
 
+    @property
+    def note(self) -> str:
+        return ""
+
     def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
         assert self.scheme is not None
-        return rtn.quantize(self.scheme, self.values[start:stop])
+        return rtn.encode(self.scheme, self.values[start:stop])
 
 
 def make_graph(*, tied: bool = False) -> Graph:
@@ -57,12 +61,12 @@ def make_sources(graph: Graph) -> dict[str, Source]:
 
 
 def make_choices(graph: Graph, scheme: str = "int4-g32-sym") -> dict[str, Choice]:
-    return {w.name: Choice(scheme if len(w.shape) == 2 else "float32") for w in graph.weights}
+    return {w.name: Choice.of(scheme if len(w.shape) == 2 else "float32") for w in graph.weights}
 
 
 def write(path: Path, graph: Graph, sources: Any, choices: dict[str, Choice]) -> list[float]:
     shares: list[float] = []
-    write_weights(path, graph, sources, choices, shares.append)
+    write_weights(path, graph, {name: Plan(sources[name], choices[name]) for name in choices}, shares.append)
     return shares
 
 
@@ -71,23 +75,24 @@ def test_the_package_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(payload_writer, "_BLOCK", 100)
     graph = make_graph()
     sources, choices = make_sources(graph), make_choices(graph)
-    choices["embed"] = Choice("float16")
+    choices["embed"] = Choice.of("float16")
     sources["head"].scheme = Scheme(4, 64, "affine")
-    choices["head"] = Choice("int4-g64-affine", carried=True)
+    choices["head"] = Choice.of("int4-g64-affine", "carry")
     shares = write(tmp_path / "w", graph, sources, choices)
     found = safetensors.numpy.load_file(tmp_path / "w")
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     for weight in graph.weights:
         values, choice = sources[weight.name].values, choices[weight.name]
-        if choice.scheme == "float32":
+        stored = str(choice.layout)
+        if stored == "float32":
             np.testing.assert_array_equal(found[weight.name], values)
-        elif choice.scheme == "float16":
+        elif stored == "float16":
             np.testing.assert_array_equal(found[weight.name], values.astype(np.float16))
         else:
-            scheme = sources["head"].scheme if choice.carried else SYM
+            scheme = sources["head"].scheme if choice.methods == ("carry",) else SYM
             assert scheme is not None
-            for part, expected in rtn.quantize(scheme, values).items():
+            for part, expected in rtn.encode(scheme, values).items():
                 np.testing.assert_array_equal(found[f"{weight.name}.{part}"], expected)
     padding = [values for name, values in found.items() if name.startswith("__pad.")]
     assert padding
@@ -153,7 +158,7 @@ def test_carried_scales_must_be_finite_too(part: str, kind: Any, tmp_path: Path)
             return parts
 
     sources["head"] = Damaged("output.weight", sources["head"].values, scheme)
-    choices = {**make_choices(graph), "head": Choice(scheme.name, carried=True)}
+    choices = {**make_choices(graph), "head": Choice.of(scheme.name, "carry")}
     with pytest.raises(CheckpointError, match=r"'output\.weight' holds numbers from .* to inf"):
         write(tmp_path / "w", graph, sources, choices)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.payload import Scheme, dequantize, parse_scheme, unpack
-from exporters.quant.rtn import quantize
+from exporters.quant.rtn import encode
 
 NAMES = [*(f"int4-g{group}-{kind}" for group in (32, 64, 128) for kind in ("sym", "zp", "affine")), "int8-g32-sym"]
 Array = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ def grouped(w: Array, group: int) -> Array:
 def check_nearest(name: str, w: Array) -> None:
     """No code of the group's own scale and shift comes nearer: the error is half a step wherever nothing is clipped."""
     kind = scheme(name)
-    parts = quantize(kind, w)
+    parts = encode(kind, w)
     assert {part: (values.shape, values.dtype.name) for part, values in parts.items()} == {
         part: (shape, {"U8": "uint8", "F16": "float16"}[dtype]) for part, (dtype, shape) in kind.parts(*w.shape).items()
     }
@@ -72,7 +72,7 @@ def test_any_finite_numbers(name: str, values: list[float]) -> None:
     """Denormals, mixed sizes and constants: no warning, and an error that the group's own range explains."""
     w = np.array([values], np.float32)
     kind = scheme(name)
-    found = dequantize(kind, quantize(kind, w), len(values))
+    found = dequantize(kind, encode(kind, w), len(values))
     assert np.isfinite(found).all()
     reach = np.abs(grouped(w, kind.group)).max(axis=-1, keepdims=True)
     steps = 100 if kind.bits == 8 else 4.5  # the search may clip a fifth of the range
@@ -94,7 +94,7 @@ def plain(w: Array, bits: int, group: int) -> npt.NDArray[np.float64]:
 def test_the_search_is_never_worse_than_max_abs_rounding(name: str) -> None:
     kind = scheme(name)
     w = weights(256, 512, seed=1)
-    found = dequantize(kind, quantize(kind, w), 512)
+    found = dequantize(kind, encode(kind, w), 512)
     error = ((grouped(found, kind.group) - grouped(w, kind.group)).astype(np.float64) ** 2).sum(axis=-1)
     baseline = plain(w, kind.bits, kind.group)
     # But for the rounding of both scales to float16: relative 2^-11 each, absolute 3e-8 for the smallest ones.
@@ -110,9 +110,9 @@ def test_a_group_of_zeros_is_zero_and_leaves_its_neighbours_alone(name: str) -> 
     kind = scheme(name)
     w = weights(2, 3 * kind.group)
     w[0, kind.group : 2 * kind.group] = 0
-    found = dequantize(kind, quantize(kind, w), w.shape[1])
+    found = dequantize(kind, encode(kind, w), w.shape[1])
     assert not found[0, kind.group : 2 * kind.group].any()
-    apart = dequantize(kind, quantize(kind, np.ascontiguousarray(w[:, : kind.group])), kind.group)
+    apart = dequantize(kind, encode(kind, np.ascontiguousarray(w[:, : kind.group])), kind.group)
     np.testing.assert_array_equal(found[:, : kind.group], apart)
 
 
@@ -121,7 +121,7 @@ def test_padding_stands_for_zero(name: str) -> None:
     """A backend may run the padded width: what it multiplies there must not count."""
     kind = scheme(name)
     w = np.abs(weights(4, kind.group + 5)) + 0.5  # a group far from zero
-    codes, scales, shifts = unpack(kind, quantize(kind, w))
+    codes, scales, shifts = unpack(kind, encode(kind, w))
     padding = (codes * scales + shifts).reshape(4, -1)[:, w.shape[1] :]
     assert padding.shape == (4, kind.group - 5)
     reach = w[:, kind.group :].max(axis=1, keepdims=True)
@@ -133,7 +133,7 @@ def test_padding_stands_for_zero(name: str) -> None:
 def test_tiny_and_huge_groups(name: str, size: float) -> None:
     w = np.float32(size) * np.linspace(-1, 1, 32, dtype=np.float32)[None]
     kind = scheme(name)
-    parts: dict[str, Any] = quantize(kind, w)
+    parts: dict[str, Any] = encode(kind, w)
     found = dequantize(kind, parts, 32)
     assert np.isfinite(found).all()
     # Half a step of the coarsest grid, and what rounding the scale to a multiple of 6e-8 adds.
