@@ -9,10 +9,69 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar, cast
 
-from edge import texts
+from edge.cgroups import read_limits, read_text
+
+Item = TypeVar("Item")
+
+
+def startable_threads(wanted: int) -> int:
+    """How many of the wanted threads, this one counted, the system lets compute at once: found by starting them.
+
+    Limits on processes, memory and address space, of a user or a container, have no one place to read them from.
+    """
+    enough = threading.Event()
+    started: list[threading.Thread] = []
+    while len(started) < wanted - 1 and (thread := _start(enough.wait)):
+        started.append(thread)
+    enough.set()
+    for thread in started:
+        thread.join()
+    return len(started) + 1
+
+
+def share_out(work: Callable[[Item], None], items: Iterable[Item], threads: int) -> None:
+    """Do `work` on every item, in this thread and as many others as can be had, `threads` in all.
+
+    Raises the first error of any of them, once all have ended; no further items are begun then.
+    """
+    waiting, lock, end = iter(items), threading.Lock(), object()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not errors:
+                with lock:
+                    item = next(waiting, end)
+                if item is end:
+                    return
+                work(cast(Item, item))
+        except BaseException as error:
+            errors.append(error)
+
+    started = [thread for _ in range(threads - 1) if (thread := _start(run))]
+    try:
+        run()
+        for thread in started:
+            thread.join()
+    except BaseException as error:  # an interrupt while waiting
+        errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _start(run: Callable[[], object]) -> threading.Thread | None:
+    """A thread that runs it, or None where the system gives no more threads."""
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):
+        return None
+    return thread
 
 
 def physical_cores() -> int:
@@ -30,18 +89,18 @@ def linux_cores(root: Path, allowed: Iterable[int]) -> int:
     """From the system's files below `root` and the processors that the process's affinity and cpuset allow."""
     fast = _fast(root / "sys/devices", set(allowed))
     siblings = {
-        _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in fast
+        read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in fast
     }
     return max(1, min(len(siblings), _quota(root)))
 
 
 def _fast(devices: Path, allowed: set[int]) -> set[int]:
     """The processors that are no efficiency cores, or all of them if all are."""
-    intel = _cpu_list(_text(devices / "cpu_core/cpus"))  # there on hybrid processors only
+    intel = _cpu_list(read_text(devices / "cpu_core/cpus"))  # there on hybrid processors only
     fast = allowed & intel
     if not fast:
         # What the scheduler of Arm's kernels goes by: 1024 for the fastest core, about 250 to 500 for a small one.
-        capacity = {cpu: int(_text(devices / f"system/cpu/cpu{cpu}/cpu_capacity") or 1024) for cpu in allowed}
+        capacity = {cpu: int(read_text(devices / f"system/cpu/cpu{cpu}/cpu_capacity") or 1024) for cpu in allowed}
         fast = {cpu for cpu in allowed if 2 * capacity[cpu] > max(capacity.values())}
     return fast
 
@@ -51,36 +110,14 @@ def _quota(root: Path) -> int:
 
     Rounded down: threads beyond it would all be stopped together for the rest of a period, again and again.
     """
-    limits = [sys.maxsize]
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = mount / path.lstrip("/")
-        # Inside a container the path may be the host's, and only the mount itself be there; a limit above holds too.
-        for folder in [group, *group.parents]:
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-            numbers = [word for name in names for word in _text(folder / name).split()]
-            if len(numbers) == 2 and all(word.isdigit() and int(word) for word in numbers):  # not "max", -1 or no file
-                limits.append(int(numbers[0]) // int(numbers[1]))
-            if folder == mount:
-                break
-    return min(limits)
+    found = read_limits(root, "cpu", v1=("cpu.cfs_quota_us", "cpu.cfs_period_us"), v2="cpu.max")
+    return min((limit[0] // limit[1] for limit in found if len(limit) == 2), default=sys.maxsize)
 
 
 def _cpu_list(text: str) -> set[int]:
     """The numbers in a list such as 0-3,8."""
     ranges = [part.split("-") for part in text.split(",") if part]
     return {cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)}
-
-
-def _text(path: Path) -> str:
-    """What a file of the system says, or "" where it has none."""
-    try:
-        return texts.read_system(path).strip()
-    except OSError:
-        return ""
 
 
 def apple_cores(sysctl: Callable[[str], int | None]) -> int:

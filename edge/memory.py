@@ -1,18 +1,18 @@
-"""What this process has used of the machine's memory."""
+"""What this process has used of the machine's memory, and how much it may use."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from edge import texts
+from edge.cgroups import read_limits, read_text
 
 
 def peak_memory() -> int | None:
     """The most memory that this process has had resident, in bytes; None where the system does not tell."""
     if sys.platform == "linux":
         # ru_maxrss would count what the parent had resident when it forked.
-        for line in texts.read_system(Path("/proc/self/status")).splitlines():
+        for line in read_text(Path("/proc/self/status")).splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
@@ -21,3 +21,12 @@ def peak_memory() -> int | None:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return None
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The bytes that the container or service of this process may use; None where nothing says so.
+
+    Behind it the system does not refuse memory but ends the process.
+    """
+    limits = read_limits(root, "memory", v1=("memory.limit_in_bytes",), v2="memory.max")
+    return min((limit for limit, *_ in limits), default=None)

@@ -18,6 +18,8 @@ from edge.chat import ChatTemplate
 from edge.errors import BundleError, OptionError
 from edge.generation import Request, Result, Stream, TokenRun
 from edge.kv import plan_layout
+from edge.lifecycle import close_at_exit
+from edge.memory import memory_limit
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.reasoning import find_tags, is_opened
 from edge.runtime import Runtime, open_runtime
@@ -50,6 +52,7 @@ class Pipeline:
         layout = plan_layout(
             bundle.spec, context, chunk=options.chunk, sinks=options.sinks, sequences=options.sequences
         )
+        _check_memory(bundle)
         self.bundle = bundle
         self.options = options
         self.tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
@@ -63,6 +66,7 @@ class Pipeline:
         except OptionError:
             self.runtime.close()
             raise
+        close_at_exit(self._turns)
 
     def encode(
         self,
@@ -174,6 +178,16 @@ def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
     messages = () if isinstance(prompt, str) else prompt
     by_variable = any(name.endswith("tools") and value for name, value in options.chat_template_kwargs.items())
     return by_variable or any(message.get("tools") or message.get("functions") for message in messages)
+
+
+def _check_memory(bundle: Bundle) -> None:
+    """Raise OptionError where a container's memory cannot even hold the weights: the system would end the process."""
+    limit, weights = memory_limit(), bundle.weights.path.stat().st_size
+    if limit is not None and weights > limit:
+        raise OptionError(
+            f"the weights of {bundle.manifest.name} take {weights / 1e6:.0f} MB and this container may use "
+            f"{limit / 1e6:.0f} MB of memory; raise its limit or take a smaller model"
+        )
 
 
 def load(name_or_path: str | Path, options: RuntimeOptions | None = None) -> Pipeline:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.errors import ClosedError, OptionError
+from edge.lifecycle import compiled
 from edge.session import Session
 
 _LOOK_S = 0.02  # how often one that waits looks whether it was cancelled
@@ -125,7 +126,11 @@ class Turn:
 
         Raises ClosedError when the pipeline is closed, OptionError where this thread would wait for itself.
         """
-        return self._turns._take(self, cancelled)
+        try:
+            return self._turns._take(self, cancelled)
+        except ClosedError:
+            compiled.rest_if_ending()
+            raise
 
     def feed(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> npt.NDArray[np.float32] | None:
         """`Session.feed`, of which a closed pipeline is a cancellation too."""

@@ -7,6 +7,7 @@ in their slots by themselves; afterwards they land in scratch rows behind the ri
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ import numpy.typing as npt
 
 from edge import rope
 from edge.bundle import Bundle
-from edge.cores import physical_cores
+from edge.cores import physical_cores, startable_threads
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
 from edge.kv import KvLayout
+from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from runtimes.buffers import KvPool
@@ -29,7 +31,7 @@ Float = npt.NDArray[np.float32]
 
 
 class OnnxRuntime:
-    """A Runtime over one InferenceSession."""
+    """A Runtime over one InferenceSession. A call waits for one that runs in another thread, closing too."""
 
     name = "onnx"
 
@@ -37,6 +39,7 @@ class OnnxRuntime:
         self.spec = bundle.spec
         self.layout = layout
         self.device = device
+        self._lock = threading.RLock()
         self._session = _open_session(bundle, options)
         self._pool = KvPool(self.spec, layout)
         self._binding = self._session.io_binding()
@@ -57,9 +60,10 @@ class OnnxRuntime:
         self._bind_constant()
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
-        self._check_open()
         check_want(want, ("last", "all", "hidden"), self.name)
-        return [self._forward(segment, want) for segment in segments]
+        with compiled, self._lock:
+            self._check_open()
+            return [self._forward(segment, want) for segment in segments]
 
     def _forward(self, segment: Segment, want: Want) -> Float:
         count = len(segment.tokens)
@@ -73,7 +77,12 @@ class OnnxRuntime:
             angles[0, :count], angles[1, :count] = found
         self._bind_pool(segment.sequence)
         self._bind_step(segment, wanted)
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # of types without a common root
+            if not _is_of_memory(error):
+                raise
+            raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
         logits = self._logits[:wanted]
         check_finite(logits, self.name)
         if want == "hidden":
@@ -93,6 +102,7 @@ class OnnxRuntime:
         """Bind a sequence's keys and values as past and present alike."""
         if sequence == self._sequence:
             return
+        self._sequence = -1  # until all are bound: an interrupt may come in between
         for layer, (ring, index) in enumerate(self._pool.layers):
             for part, values in zip(("key", "value"), self._pool.rings[ring][sequence, index], strict=True):
                 shape = (1, *values.shape)
@@ -112,6 +122,7 @@ class OnnxRuntime:
                 self._masked[ring] = bias  # keeps the memory alive while it is bound
             self._bind(f"ring.{ring}.bias", bias, (1, 1, count, total))
         if self._shape != (count, wanted):
+            self._shape = (0, 0)  # as above
             self._bind("tokens", self._tokens, (1, count))
             self._bind("angle_rows", self._angle_rows, (1, count))
             self._bind("rows", self._rows, (wanted,))
@@ -126,29 +137,33 @@ class OnnxRuntime:
         self._binding.bind_output(name, "cpu", 0, values.dtype.type, shape, values.ctypes.data)
 
     def store(self, segment: Segment, count: int) -> None:
-        self._check_open()
-        for ring, plan in enumerate(segment.plans):
-            if count:
-                self._pool.store(segment.sequence, ring, plan.indices[:count], len(plan.held))
+        with self._lock:
+            self._check_open()
+            for ring, plan in enumerate(segment.plans):
+                if count:
+                    self._pool.store(segment.sequence, ring, plan.indices[:count], len(plan.held))
 
     def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        self._check_open()
-        self._pool.copy_slots(source, target, filled)
+        with self._lock:
+            self._check_open()
+            self._pool.copy_slots(source, target, filled)
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        self._check_open()
-        self._pool.rotate_sinks(sequence, ring, shift)
+        with self._lock:
+            self._check_open()
+            self._pool.rotate_sinks(sequence, ring, shift)
 
     @property
     def kv_bytes(self) -> int:
         return self._pool.nbytes
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        del self._binding, self._session
-        self._pool.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            del self._binding, self._session
+            self._pool.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -174,16 +189,26 @@ def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
     if graph is None or graph.kind != "onnx":
         raise UnsupportedError(f"{bundle.path}: holds no ONNX graph; export the model again with one")
     settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = options.threads or physical_cores()
+    settings.intra_op_num_threads = startable_threads(options.threads or physical_cores())
     settings.inter_op_num_threads = 1
     settings.log_severity_level = 3
     path = bundle.path / graph.file
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        with compiled:
+            # Its fallback would open the same graph a second time, and prints to stdout.
+            session = onnxruntime.InferenceSession(
+                str(path), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+            )
     except Exception as error:  # onnxruntime raises a dozen types of its own, none with a common root
+        if _is_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise BundleError(f"{path}: ONNX Runtime refuses it: {error}") from error
     _check_interface(path, session, bundle.spec)
     return session
+
+
+def _is_of_memory(error: Exception) -> bool:
+    return any(words in str(error) for words in ("bad_alloc", "Failed to allocate memory", "allocate requested"))
 
 
 def _check_interface(path: Path, session: Any, spec: DecoderSpec) -> None:

@@ -15,6 +15,7 @@ from edge.bundle import Bundle
 from edge.cores import physical_cores
 from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
 from edge.kv import KvLayout
+from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
 from runtimes.native.builder import build
@@ -119,7 +120,7 @@ class NativeRuntime:
         """
         if os.getpid() != self._process:
             raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
-        with self._lock:
+        with compiled, self._lock:
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
             try:

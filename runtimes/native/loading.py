@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from edge.cores import share_out
+from edge.lifecycle import compiled
 from edge.weights import Weights
 from runtimes.native.program import Matrix, Program
 
@@ -31,11 +32,11 @@ def load(engine: Engine, program: Program, weights: Weights, threads: int) -> No
     def pack(piece: tuple[int, int, int, int]) -> None:
         index, part, start, stop = piece
         matrix = program.matrices[index]
-        engine.pack(index, part, start, *_rows(matrix, weights, matrix.weights[part].name, start, stop))
+        rows = _rows(matrix, weights, matrix.weights[part].name, start, stop)
+        with compiled:
+            engine.pack(index, part, start, *rows)
 
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(pack, pieces):
-            pass
+    share_out(pack, pieces, threads)
 
 
 def _rows_at_once(rows: int, size: int) -> int:

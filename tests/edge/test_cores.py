@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from edge.cores import apple_cores, linux_cores, physical_cores, windows_cores
+from edge.cores import apple_cores, linux_cores, physical_cores, share_out, startable_threads, windows_cores
+from edge.memory import memory_limit
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -116,3 +118,49 @@ def test_this_machine_has_cores() -> None:
     assert 1 <= physical_cores() <= (os.cpu_count() or 1)
     if sys.platform == "linux":
         assert physical_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("limits", [("900000000", "max"), ("max", "900000000")])
+def test_n8_the_tightest_memory_limit_of_the_groups_above_holds(tmp_path: Path, limits: tuple[str, str]) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a/b"})
+    assert memory_limit(tmp_path) is None
+    inner, outer = limits
+    write(tmp_path, {"sys/fs/cgroup/a/b/memory.max": inner, "sys/fs/cgroup/a/memory.max": outer})
+    assert memory_limit(tmp_path) == 900_000_000
+
+
+def test_n8_a_memory_limit_of_cgroup_v1(tmp_path: Path) -> None:
+    group = {"proc/self/cgroup": "4:memory:/docker/1", "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000000"}
+    write(tmp_path, group)
+    assert memory_limit(tmp_path) == 500_000_000
+
+
+def test_n8_work_is_shared_among_the_threads_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four are wanted and the system gives one more; every item is done once."""
+    start, done = threading.Thread.start, list[int]()
+    given: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if given:
+            raise RuntimeError("can't start new thread")
+        given.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    share_out(done.append, range(100), 4)
+    assert sorted(done) == list(range(100))
+    given.clear()
+    assert startable_threads(4) == 2
+
+
+def test_n8_an_error_of_shared_work_is_raised_and_ends_it() -> None:
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 3:
+            raise ZeroDivisionError
+        done.append(item)
+
+    with pytest.raises(ZeroDivisionError):
+        share_out(work, range(10**9), 2)
+    assert 3 not in done

@@ -188,6 +188,8 @@ void read_buffer(const Opened &opened, int32_t buffer, Results out) {
 
 NB_MODULE(_native, m) {
   using namespace nb::literals;
+  // What a daemon thread still holds when the interpreter ends is no leak, and stderr is not the place to say so.
+  nb::set_leak_warnings(false);
   using Released = nb::call_guard<nb::gil_scoped_release>;
   m.def("find_kernels", [](const std::string &name) {
     const Kernels *found = find_kernels(name.c_str());
