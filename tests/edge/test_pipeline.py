@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edge import pipeline as pipeline_module
 from edge.errors import OptionError, PromptTooLongError
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.pipeline import Pipeline, load
@@ -243,3 +244,14 @@ def test_the_reported_seed_repeats_the_answer(opened: OpenScripted) -> None:
     again, other = (pipeline.complete("hi", replace(drawn, seed=reported.seed + n)) for n in (0, 1))
     assert (again.seed, again.tokens) == (reported.seed, reported.tokens)
     assert other.tokens != reported.tokens
+
+
+def test_n8_weights_beyond_a_containers_memory_are_refused_with_both_numbers(
+    opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = opened().bundle.weights.path.stat().st_size
+    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: size)
+    opened()
+    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: size - 1)
+    with pytest.raises(OptionError, match=r"take 0 MB and this container may use 0 MB of memory"):
+        opened()

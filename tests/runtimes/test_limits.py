@@ -68,8 +68,8 @@ def run(code: str, bundle: Bundle, runtime: str, limit: Callable[[], None] | Non
         pytest.skip(f"{runtime} is not usable here")
     done = subprocess.run(
         [sys.executable, "-c", START + code, str(bundle.path), runtime],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, preexec_fn=limit,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        cwd=ROOT, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False,
+        preexec_fn=limit, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
