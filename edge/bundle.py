@@ -6,29 +6,28 @@ remembered in the user's cache by size and time of change, so that opening is qu
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import re
 import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from edge import graph, texts
+from edge import bundle_files, graph, seal, texts
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, NotFoundError
-from edge.files import write_whole
-from edge.paths import cache_folder
+from edge.sums import SumCache
 from edge.weights import Weights
 
-FORMAT = 1
+FORMAT = "1.1"  # major.minor: readers refuse another major; a newer minor may have further keys
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
-_MANIFEST_LIMIT = 64 << 20
+MANIFEST_LIMIT = 64 << 20  # bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +81,56 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: Any) -> Manifest:
-        """The inverse of `to_json`. Raises BundleError for another format version or an ill-formed manifest."""
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        if type(found) is not int or found != FORMAT:
-            raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export the model again")
+        """The inverse of `to_json`; the sum of a sealed manifest is passed over.
+
+        Raises BundleError for another major version of the format and for an ill-formed manifest; the keys that a newer
+        minor version has added are left out.
+        """
+        newer = _check_format(data.get("format") if isinstance(data, dict) else None)
         try:
-            values = {key: value for key, value in data.items() if key != "format"}
+            values = {key: value for key, value in data.items() if key not in ("format", seal.KEY)}
             values["spec"] = DecoderSpec.from_json(values["spec"])
             info = values["tokenizer"]
-            values["tokenizer"] = TokenizerInfo(**{**info, "eos": tuple(info["eos"])})
+            values["tokenizer"] = _record(TokenizerInfo, {**info, "eos": tuple(info["eos"])}, newer)
             values["graphs"] = {
-                name: GraphInfo(**{**item, "inputs": tuple(item["inputs"]), "outputs": tuple(item["outputs"])})
+                name: _record(
+                    GraphInfo, {**item, "inputs": tuple(item["inputs"]), "outputs": tuple(item["outputs"])}, newer
+                )
                 for name, item in values["graphs"].items()
             }
-            values["files"] = {name: FileInfo(**item) for name, item in values["files"].items()}
-            return _typed(cls(**values))
+            values["files"] = {name: _record(FileInfo, item, newer) for name, item in values["files"].items()}
+            return _typed(_record(cls, values, newer))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BundleError(f"manifest is ill-formed: {type(error).__name__}: {error}") from error
+
+
+def unknown_keys(data: Mapping[str, Any]) -> list[str]:
+    """The top-level keys of a manifest that this version does not read."""
+    return sorted(set(data) - {"format", seal.KEY, *(item.name for item in fields(Manifest))})
+
+
+def _check_format(found: Any) -> bool:
+    """Whether a manifest's format is a newer minor version. Raises BundleError for one that is not read here."""
+    known = [int(part) for part in FORMAT.split(".")]
+    if type(found) is int:
+        found = f"{found}.0"  # as the first bundles had it
+    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", found) if isinstance(found, str) else None
+    if match is None:
+        raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export the model again")
+    major, minor = int(match[1]), int(match[2])
+    if major != known[0]:
+        advice = "update dsedge" if major > known[0] else "export the model again"
+        raise BundleError(f"manifest format {found}; this version reads {known[0]}.x: {advice}")
+    return minor > known[1]
+
+
+def _record(kind: Callable[..., T], values: Mapping[str, Any], newer: bool) -> T:
+    """One of our records. Raises ValueError for a key that it does not have, unless a newer version wrote it."""
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(values) - known)
+    if unknown and not newer:
+        raise ValueError(f"unknown keys {', '.join(map(repr, unknown))}")
+    return kind(**{key: value for key, value in values.items() if key in known})
 
 
 def _typed(manifest: Manifest) -> Manifest:
@@ -169,6 +201,11 @@ def open_bundle(path: Path | str) -> Bundle:
     return _open(Path(path), trust_cache=True)
 
 
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest, sealed, into a bundle's folder. The same manifest gives the same bytes. Raises OSError."""
+    (folder / MANIFEST).write_text(seal.seal(manifest.to_json()), encoding="utf-8", newline="\n")
+
+
 def verify_bundle(path: Path | str) -> Bundle:
     """Open a bundle with every sum recomputed."""
     return _open(Path(path), trust_cache=False)
@@ -178,15 +215,12 @@ def _open(path: Path, *, trust_cache: bool) -> Bundle:
     if not path.is_dir():
         raise NotFoundError(f"{path}: no bundle there; a bundle is a folder that `dsedge export` has written")
     manifest = read_manifest(path / MANIFEST)
-    sums = _SumCache() if trust_cache else None
-    for name, info in manifest.files.items():
-        _check_file(path, name, info, sums)
+    sums = SumCache() if trust_cache else None
+    bundle_files.check_files(path, manifest.files, sums)
     for needed in (WEIGHTS, TOKENIZER):
         if needed not in manifest.files:
             raise BundleError(f"{path}: the manifest lists no {needed}")
-    for item in manifest.graphs.values():
-        if item.file not in manifest.files:
-            raise BundleError(f"{path}: graph file {item.file!r} is not among the files")
+    bundle_files.check_graphs(path, manifest.graphs, manifest.files)
     if sums:
         sums.save()
     opened = Bundle(path.resolve(), manifest)
@@ -195,89 +229,23 @@ def _open(path: Path, *, trust_cache: bool) -> Bundle:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file, its files not looked at. Raises BundleError unless it is a whole one."""
+    """The manifest in a file, its files not looked at. Raises BundleError, which names the file."""
     try:
         found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or path.is_symlink() or found.st_size > _MANIFEST_LIMIT:
+        if not stat.S_ISREG(found.st_mode) or path.is_symlink() or found.st_size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: no real file, or larger than a manifest can be")
-        return Manifest.from_json(texts.read_json(path))
+        text = texts.decode(path.read_bytes())
+        data = texts.parse_json(text, unique=True)
     except FileNotFoundError as error:
         raise BundleError(f"{path.parent}: holds no {MANIFEST}; it is no bundle, or an unfinished one") from error
     except OSError as error:
         raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise BundleError(f"{path}: is no JSON; the bundle is damaged") from error
-
-
-def relative_path(folder: Path, name: str) -> PurePosixPath:
-    """The path of a file that a manifest names. Raises BundleError for one that leaves the bundle."""
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or not pure.parts or {"..", "."} & set(pure.parts) or "\\" in name or ":" in name:
-        raise BundleError(f"{folder}: the manifest names {name!r}, which leaves the bundle")
-    if not name.isprintable():  # a NUL, an escape code, half a surrogate pair
-        raise BundleError(f"{folder}: the manifest names {name!r}, which can be no file's name")
-    return pure
-
-
-def _check_file(folder: Path, name: str, info: FileInfo, sums: _SumCache | None) -> None:
-    pure = relative_path(folder, name)
-    path = folder / pure
+        raise BundleError(f"{path}: is no JSON ({error}); the bundle is damaged") from error
     try:
-        for parent in [path, *list(path.parents)[: len(pure.parts) - 1]]:
-            if parent.is_symlink():
-                raise BundleError(f"{parent}: is a link; files of a bundle are real files")
-        found = path.stat()
-    except OSError as error:
-        raise BundleError(f"{path}: missing; copy or export the bundle again") from error
-    if not stat.S_ISREG(found.st_mode) or found.st_size != info.size:
-        raise BundleError(f"{path}: {found.st_size} bytes where the manifest says {info.size}; export or copy it again")
-    if sums and sums.get(path, found) == info.sha256:
-        return
-    try:
-        digest = sha256(path)
-    except OSError as error:
-        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
-    if sums:
-        sums.put(path, found, digest)
-    if digest != info.sha256:
-        raise BundleError(f"{path}: its SHA-256 is not the manifest's; the file was changed or damaged")
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _SumCache:
-    """SHA-256 sums by path, size, inode and time of change, in one small file of the user's cache."""
-
-    def __init__(self) -> None:
-        self._path = cache_folder() / "sums.json"
-        self._dirty = False
-        try:
-            self._sums: dict[str, str] = texts.read_json(self._path)
-        except (OSError, ValueError):
-            self._sums = {}  # absent or damaged: every sum is computed anew
-        if not isinstance(self._sums, dict):
-            self._sums = {}
-
-    def get(self, path: Path, found: os.stat_result) -> str | None:
-        return self._sums.get(self._key(path, found))
-
-    def put(self, path: Path, found: os.stat_result, digest: str) -> None:
-        self._sums[self._key(path, found)] = digest
-        self._dirty = True
-
-    def save(self) -> None:
-        if not self._dirty:
-            return
-        recent = dict(list(self._sums.items())[-1000:])
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(recent))
-        except OSError:
-            pass  # a cache that cannot be written only costs time
-
-    @staticmethod
-    def _key(path: Path, found: os.stat_result) -> str:
-        return f"{path.absolute()}|{found.st_size}|{found.st_mtime_ns}|{found.st_ino}"
+        manifest = Manifest.from_json(data)
+    except BundleError as error:
+        raise BundleError(f"{path}: {error}") from error
+    if data["format"] != 1 and not seal.is_sealed(text):
+        raise BundleError(f"{path}: its own SHA-256 ({seal.KEY}) is not its text's; it was changed or damaged")
+    return manifest

@@ -14,7 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from edge import received
-from edge.bundle import MANIFEST, read_manifest, relative_path
+from edge.bundle import MANIFEST, read_manifest
+from edge.bundle_files import relative_path
 from edge.catalog import Hub, Local, Model, Source, Url, Wheel
 from edge.errors import BundleError, EdgeError, NotFoundError, StorageError, UserError
 from edge.locking import try_lock
@@ -106,14 +107,16 @@ def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Path:
     manifest = target / MANIFEST
     if not (known and manifest.is_file() and _digest(manifest, progress) == known):
         web.download(base + MANIFEST, manifest, Expected(sha256=model.sha256), progress)
-    for name, info in read_manifest(manifest).files.items():
-        path = target / relative_path(target, name)
-        if path == manifest:
+    files = read_manifest(manifest).files
+    for name in files:  # all of them before the first download
+        if target / relative_path(target, name) == manifest:
             raise BundleError(f"{base}: its manifest lists itself")
-        if path.is_file() and path.stat().st_size == info.size and _digest(path, progress) == info.sha256:
-            continue
         if name.endswith((PARTIAL, f"{PARTIAL}.tag")):
             raise BundleError(f"{base}: names a file {name!r}, as only unfinished downloads are called")
+    for name, info in files.items():
+        path = target / relative_path(target, name)
+        if path.is_file() and path.stat().st_size == info.size and _digest(path, progress) == info.sha256:
+            continue
         path.parent.mkdir(parents=True, exist_ok=True)
         web.download(base + quote(name), path, Expected(info.size, info.sha256), progress)
     if not model.sha256:

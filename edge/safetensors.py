@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edge import texts
 from edge.errors import CheckpointError
 
 DTYPE_BYTES = {
@@ -48,11 +49,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
                 raise CheckpointError(f"{path}: not a safetensors file: a header of {length} bytes in {size}")
-            header = json.loads(file.read(length))
+            header = texts.parse_json(file.read(length), unique=True)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON object")
     header.pop("__metadata__", None)

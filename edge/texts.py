@@ -32,12 +32,26 @@ def read(path: Path) -> str:
     return decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Raises ValueError for whatever is none, too deep a nesting included."""
+def parse_json(text: bytes | str, *, unique: bool = False) -> Any:
+    """The value of a JSON text. Raises ValueError for whatever is none, too deep a nesting included.
+
+    With `unique` a key that stands twice in one object is an error too: readers disagree on which of the two counts.
+    """
     try:
-        return json.loads(decode(text) if isinstance(text, bytes) else text)
+        return json.loads(
+            decode(text) if isinstance(text, bytes) else text, object_pairs_hook=_once if unique else None
+        )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these members. Raises ValueError for a key that stands twice."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands there twice")
+    return table
 
 
 def read_json(path: Path) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
+from edge.sums import sha256
 from edge.weights import Weights
 from exporters import parity, precision
 from exporters.architectures import Model, describe
@@ -108,7 +109,7 @@ def _write_texts(folder: Path, files: TokenizerFiles) -> None:
 def _sums(folder: Path, pattern: str = "*") -> dict[str, FileInfo]:
     """Size and SHA-256 of the files so far whose name fits the pattern, by relative path."""
     found = sorted(path for path in folder.rglob(pattern) if path.is_file() and not path.name.startswith("."))
-    return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, bundles.sha256(path)) for path in found}
+    return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, sha256(path)) for path in found}
 
 
 def _emit_decoder(
@@ -162,7 +163,7 @@ def _quality(
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / "report").mkdir()
     _write_json(folder / "report" / "quality.json", dict(manifest.quality))
-    _write_json(folder / bundles.MANIFEST, replace(manifest, files=_sums(folder)).to_json())
+    bundles.write_manifest(folder, replace(manifest, files=_sums(folder)))
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -30,6 +30,7 @@ from edge.kv import KvLayout
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from edge.safetensors import plan_header
+from edge.sums import sha256
 from edge.weights import describe
 
 SCRIPT = "script.json"
@@ -162,12 +163,12 @@ def write_bundle(
         "fail_at": fail_at,
     }
     (path / SCRIPT).write_text(json.dumps(script), encoding="utf-8")
-    files = {file.name: FileInfo(file.stat().st_size, bundles.sha256(file)) for file in sorted(path.iterdir())}
+    files = {file.name: FileInfo(file.stat().st_size, sha256(file)) for file in sorted(path.iterdir())}
     manifest = Manifest(
         name="scripted", spec=spec, schemes={}, recipe={}, graphs={}, kv={}, toolchain={}, files=files,
         tokenizer=TokenizerInfo(bos=None, eos=(END,), special={}, add_bos=False),
     )  # fmt: skip
-    (path / bundles.MANIFEST).write_text(json.dumps(manifest.to_json(), indent=1), encoding="utf-8")
+    bundles.write_manifest(path, manifest)
     return bundles.open_bundle(path)
 
 

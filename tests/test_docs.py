@@ -14,7 +14,7 @@ import pytest
 
 import edge
 from edge import bundle as bundles
-from edge import catalog, payload
+from edge import catalog, payload, seal
 from edge.cli import COMMANDS, _build
 from exporters.quant import recipe as recipes
 
@@ -99,7 +99,7 @@ def test_the_table_of_schemes_is_true() -> None:
 def test_the_bundle_page_names_every_key_and_part() -> None:
     page = text("bundle-format.md")
     keys = re.findall(r"^\| `(\w+)` \|", page.partition("## manifest.json")[2].partition("\n## ")[0], re.MULTILINE)
-    assert keys == ["format", *(field.name for field in dataclasses.fields(bundles.Manifest))]
+    assert keys == ["format", seal.KEY, *(field.name for field in dataclasses.fields(bundles.Manifest))]
     for info in (bundles.TokenizerInfo, bundles.GraphInfo, bundles.FileInfo):
         assert [f.name for f in dataclasses.fields(info) if f"`{f.name}`" not in page] == []
     for name in (bundles.MANIFEST, bundles.WEIGHTS, bundles.TOKENIZER, bundles.TEMPLATE):

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import edge
 from edge import store
-from edge.bundle import MANIFEST, Bundle, sha256
+from edge.bundle import MANIFEST, Bundle
 from edge.errors import NotFoundError, OptionError, StorageError
 from edge.files import write_whole
 from edge.sources.web import Progress
+from edge.sums import sha256
 
 CATALOG = "catalog.toml"
 UNKNOWN_LICENSE = "see the source model"

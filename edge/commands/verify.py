@@ -9,16 +9,22 @@ import typer
 
 import edge
 from edge import store
+from edge.bundle import MANIFEST
+from edge.bundle_files import unlisted
 from edge.commands import terminal
 from edge.commands.complete import BundleArgument
 from edge.commands.quality import print_comparisons
+
+_SHOWN = 5  # unlisted files that are named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
     """Check a bundle's files and its logits.
 
-    Every hash is recomputed, and the logits are compared with the reference on a short text.
+    Every hash is recomputed, files that the manifest does not list are named, and the logits are compared with the
+    reference on a short text.
+    reference on a short text.
     """
 
     model: BundleArgument
@@ -33,8 +39,12 @@ class Verify:
             progress("compare with the reference", 0.0)
             report = parity.check(bundle)
         files = len(bundle.manifest.files)
+        strays = unlisted(bundle.path, bundle.manifest.files, MANIFEST)
+        if strays:
+            more = f" and {len(strays) - _SHOWN} more" if len(strays) > _SHOWN else ""
+            terminal.note(f"{bundle.path}: not listed, so never read: {', '.join(strays[:_SHOWN])}{more}")
         if self.json:
-            terminal.print_json({"path": str(bundle.path), "files": files, "parity": report})
+            terminal.print_json({"path": str(bundle.path), "files": files, "unlisted": strays, "parity": report})
             return 0
         terminal.say(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
         print_comparisons(report)

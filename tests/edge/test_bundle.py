@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from edge.bundle import Bundle, Manifest, open_bundle, verify_bundle
 from edge.errors import BundleError, NotFoundError
+from edge.seal import seal
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import change_manifest
 
 Edit = Callable[[Callable[[dict[str, Any]], object]], None]
 
@@ -36,12 +39,7 @@ def bundle(tmp_path: Path) -> Path:
 def edit(bundle: Path) -> Edit:
     """Change the manifest and write it back."""
 
-    def change(how: Callable[[dict[str, Any]], object]) -> None:
-        data = json.loads((bundle / "manifest.json").read_text())
-        how(data)
-        (bundle / "manifest.json").write_text(json.dumps(data))
-
-    return change
+    return partial(change_manifest, bundle)
 
 
 def entry(content: bytes) -> dict[str, Any]:
@@ -167,7 +165,7 @@ def test_known_files_are_not_read_again(bundle: Path, monkeypatch: pytest.Monkey
         read.append(path)
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    monkeypatch.setattr("edge.bundle.sha256", counting)
+    monkeypatch.setattr("edge.bundle_files.sha256", counting)
     open_bundle(bundle)
     assert read == []  # `write_bundle` opened it
     verify_bundle(bundle)
@@ -201,15 +199,15 @@ def test_a_file_that_cannot_be_read(bundle: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("edge.bundle.sha256", refuse)
+    monkeypatch.setattr("edge.bundle_files.sha256", refuse)
     with pytest.raises(BundleError, match="cannot be read: Permission denied"):
         verify_bundle(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", 1.0, True, None, [1]])
+@pytest.mark.parametrize("version", ["1", "1.", "1.-1", 1.0, True, None, [1]])
 def test_another_format_version(version: Any, bundle: Path, edit: Edit) -> None:
     edit(lambda data: data.update(format=version))
-    both(bundle, r"manifest format .*; this version reads 1: export the model again")
+    both(bundle, r"manifest\.json: manifest format .*; this version reads 1\.1: export the model again")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 100_000, b"\xff\xfe", b'"text"'])
@@ -222,7 +220,9 @@ def test_a_manifest_that_is_none(content: bytes, bundle: Path) -> None:
     ("how", "words"),
     [
         (lambda data: data.pop("tokenizer"), "KeyError: 'tokenizer'"),
-        (lambda data: data.update(extra=1), "unexpected keyword argument 'extra'"),
+        (lambda data: data.update(extra=1, other=2), r"manifest\.json: .*unknown keys 'extra', 'other'"),
+        (lambda data: data["tokenizer"].update(extra=1), "unknown keys 'extra'"),
+        (lambda data: data["files"]["script.json"].update(extra=1), "unknown keys 'extra'"),
         (lambda data: data.update(name=5), "name must be a text"),
         (lambda data: data.update(schemes=[]), "schemes must be a table"),
         (lambda data: data.update(schemes={"embed": 4}), "schemes must be a table"),
@@ -275,9 +275,9 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         opened = write_bundle(folder / "x.dsedge", ["a"])
     path = opened.path / "manifest.json"
     data = json.loads(path.read_text())
-    data["graphs"]["decoder"] = graph("script.json")
+    data["graphs"]["decoder"] = {**graph("script.json"), "kind": "script"}
     data["schemes"]["head"] = "float32"
-    path.write_text(json.dumps(data))
+    path.write_text(seal(data))
     (opened.path / "original").write_text(json.dumps(data))
     return opened
 
@@ -299,7 +299,7 @@ def test_any_change_of_the_manifest_opens_or_is_a_bundle_error(
         del target[path[-1]]
     else:
         target[path[-1]] = value
-    (fuzzed.path / "manifest.json").write_text(json.dumps(data))
+    (fuzzed.path / "manifest.json").write_text(seal(data) if isinstance(data, dict) else json.dumps(data))
     try:
         opened = open_bundle(fuzzed.path)
         assert opened.graph.weights

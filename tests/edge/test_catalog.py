@@ -16,14 +16,15 @@ import huggingface_hub
 import pytest
 
 from edge import download, received
-from edge.bundle import sha256
 from edge.catalog import Hub, Local, Model, Source, Url, Wheel, find, load_catalog
 from edge.errors import NotFoundError, OptionError, StorageError, UserError
 from edge.locking import try_lock
 from edge.sources import web
 from edge.store import check_name
+from edge.sums import sha256
 from exporters.architectures import HUGGING_FACE
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import change_manifest
 from tests.edge.servers import Handler, send, serving
 
 CONTENT = b"weights" * 1000
@@ -282,9 +283,8 @@ def test_a_bundle_below_an_address_is_fetched_file_by_file(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "c:evil", "weights.safetensors.partial"])
 def test_a_manifest_from_the_network_cannot_write_elsewhere(tmp_path: Path, name: str) -> None:
     bundle = write_bundle(tmp_path / "site" / "demo.dsedge", ["hi"])
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    manifest["files"] = {name: {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}}
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+    listed = {name: {"size": 1, "sha256": hashlib.sha256(b"x").hexdigest()}}
+    change_manifest(bundle.path, lambda manifest: manifest.update(files=listed))
 
     def answer(handler: Handler) -> None:
         found = handler.path.endswith("manifest.json")

@@ -10,6 +10,7 @@ from edge import download
 from edge.catalog import Url, find
 from edge.errors import NotFoundError, OptionError
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import change_manifest
 from tests.edge.servers import send, serving
 from tests.edge.test_catalog import entry, quiet
 
@@ -78,11 +79,10 @@ def test_a_manifest_that_lists_itself_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DSEDGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
     bundle = write_bundle(tmp_path / "demo.dsedge", ["hi"])
-    text = (bundle.path / "manifest.json").read_text()
-    listed = '"files": {"manifest.json": {"size": 1, "sha256": "0"}, '
-    changed = text.replace('"files": {', listed, 1)
-    assert changed != text
-    with serving(lambda handler: send(handler, 200, changed.encode())) as (url, seen):
+    listed = {"manifest.json": {"size": 1, "sha256": "0"}}
+    change_manifest(bundle.path, lambda manifest: manifest["files"].update(listed))
+    text = (bundle.path / "manifest.json").read_bytes()
+    with serving(lambda handler: send(handler, 200, text)) as (url, seen):
         with pytest.raises(NotFoundError, match="its manifest lists itself"):
             download.fetch(entry(Url(url), form="bundle"), quiet)
         assert len(seen) == 1

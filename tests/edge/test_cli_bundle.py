@@ -18,6 +18,7 @@ from edge import runtime
 from edge.cli import main
 from exporters import parity
 from runtimes.scripted import write_bundle
+from tests.edge.scripted import change_manifest
 from tests.exporters.tiny import VOCAB, tiny_llama
 
 ROOT = Path(edge.__file__).parents[1]
@@ -77,8 +78,7 @@ def test_a_manifest_with_a_report_that_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
 ) -> None:
     bundle = write_bundle(tmp_path / "odd.dsedge", ["x"]).path
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    (bundle / "manifest.json").write_text(json.dumps({**manifest, **change}))
+    change_manifest(bundle, lambda manifest: manifest.update(change))
     assert main(["inspect", str(bundle)]) == 2
     assert message in capsys.readouterr().err
 

@@ -14,10 +14,11 @@ import pytest
 
 import edge
 from edge import received, store
-from edge.bundle import MANIFEST, open_bundle, sha256, verify_bundle
+from edge.bundle import MANIFEST, open_bundle, verify_bundle
 from edge.cli import main
 from edge.commands.release import parse_variants
 from edge.errors import CheckpointError
+from edge.sums import sha256
 from runtimes.scripted import write_bundle
 
 ANSWER = "Paris."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from edge.errors import OptionError, PromptTooLongError
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.pipeline import Pipeline, load
 from runtimes.scripted import write_bundle
-from tests.edge.scripted import FOX, OpenScripted, runtime, without
+from tests.edge.scripted import FOX, OpenScripted, change_manifest, runtime, without
 
 
 def prompt(count: int) -> list[int]:
@@ -36,9 +35,7 @@ def test_an_end_token_ends_the_answer_and_is_not_part_of_it(opened: OpenScripted
 def test_t6_any_of_several_end_tokens_ends_the_answer(tmp_path: Path) -> None:
     """The bundle's eos are 5, 7 and 9; each ends its answer and none is shown."""
     bundle = write_bundle(tmp_path / "x.dsedge", [[101, 102, 7, 103], [101, 9, 104], [5]])
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    manifest["tokenizer"]["eos"] = [5, 7, 9]
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
+    change_manifest(bundle.path, lambda manifest: manifest["tokenizer"].update(eos=[5, 7, 9]))
     with load(bundle.path, RuntimeOptions(runtime="scripted")) as pipeline:
         found = [pipeline.complete("hi") for _ in range(3)]
         assert [(result.tokens, result.finish_reason) for result in found] == [

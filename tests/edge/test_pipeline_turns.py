@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,14 +12,14 @@ from typing import Any, TypeVar
 import pytest
 
 from edge import turns
-from edge.bundle import open_bundle, sha256
+from edge.bundle import open_bundle
 from edge.errors import BundleError, ClosedError, NotFoundError, NumericsError, OptionError
 from edge.generation import Stream
 from edge.kv import KvLayout
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.pipeline import Pipeline, load
 from runtimes.scripted import ScriptedRuntime, write_bundle
-from tests.edge.scripted import OpenScripted, runtime, without
+from tests.edge.scripted import OpenScripted, runtime, with_file, without
 
 T = TypeVar("T")
 
@@ -381,13 +380,8 @@ def test_load_of_what_is_no_bundle(tmp_path: Path) -> None:
 
 def test_load_of_a_bundle_without_a_tokenizer_in_it(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "x.dsedge", ["a"])
-    path = bundle.path / "tokenizer.json"
-    path.write_text("{}")
-    manifest = json.loads((bundle.path / "manifest.json").read_text())
-    manifest["files"]["tokenizer.json"] = {"size": 2, "sha256": sha256(path)}
-    (bundle.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BundleError):
-        load(bundle.path, RuntimeOptions(runtime="scripted"))
+        load(with_file(bundle, "tokenizer.json", "{}").path, RuntimeOptions(runtime="scripted"))
     assert open_bundle(bundle.path).read_text("tokenizer.json") == "{}"
 
 

@@ -200,6 +200,6 @@ def manifests(folder: Path) -> list[bytes]:
     data = json.loads(text)
     data["schemes"]["head"] = "float32"
     data["graphs"]["decoder"] = {
-        "file": "script.json", "kind": "onnx", "precision": {"/layers.0/attn/q": "int8"}, "inputs": [], "outputs": []
+        "file": "script.json", "kind": "script", "precision": {"/layers.0/attn/q": "int8"}, "inputs": [], "outputs": []
     }  # fmt: skip
     return [text, json.dumps(data).encode()]

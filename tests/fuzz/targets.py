@@ -5,6 +5,7 @@ A target knows valid inputs to start from. Everything that a reader gives is use
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from edge.bundle import open_bundle
 from edge.errors import CheckpointError, EdgeError
 from edge.kv import plan_layout
 from edge.rope import angles
+from edge.seal import seal
 from edge.tokenizer import Tokenizer
 from exporters.architectures import HUGGING_FACE, describe
 from exporters.architectures.config import Config
@@ -143,6 +145,8 @@ def _manifest(data: bytes, folder: Path) -> None:
     path = folder / "x.dsedge"
     if not path.is_dir():
         write_bundle(path, ["a"])
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        data = seal(json.loads(data)).encode()  # what was changed is to be read, and not stopped by its sum
     (path / "manifest.json").write_bytes(data)
     opened = open_bundle(path)
     plan_layout(opened.spec, min(opened.spec.context, 64))
