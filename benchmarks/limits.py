@@ -14,6 +14,7 @@ import numpy as np
 
 from edge.decoder import DecoderSpec
 from edge.graph import Graph
+from edge.ops import Attention, Embed, Linear, Select
 
 _READ = 1 << 30  # bytes, so that no cache holds a part worth counting
 _PASSES = 4
@@ -21,13 +22,13 @@ _PASSES = 4
 
 def weights_read(graph: Graph, size: Callable[[str], int]) -> int:
     """Bytes of weights that decoding a token reads; `size` gives those of one, by name."""
-    read = {weight.name for op in graph.ops if op.kind != "embed" for weight in (op.weight, op.bias) if weight}
+    read = {weight.name for op in graph.ops if not isinstance(op.attrs, Embed) for weight in op.weights}
     return sum(map(size, read))
 
 
 def rows_seen(spec: DecoderSpec, held: float) -> float:
     """Rows of keys (and as many of values), over all layers, that a query sees when `held` tokens are in the cache."""
-    return sum(held if layer.window is None else min(held, layer.window) for layer in spec.layers)
+    return sum(min(held, layer.attention.window or held) for layer in spec.layers)
 
 
 def operations(graph: Graph, prompt: int) -> tuple[int, int]:
@@ -38,15 +39,14 @@ def operations(graph: Graph, prompt: int) -> tuple[int, int]:
     """
     weights, attention, rows = 0, 0, prompt
     for op in graph.ops:
-        if op.kind == "select":
+        attrs = op.attrs
+        if isinstance(attrs, Select):
             rows = 1
-        elif op.kind == "linear":
-            assert op.weight
-            weights += 2 * rows * op.weight.shape[0] * op.weight.shape[1]
-        elif op.kind == "attention":
-            window = graph.spec.windows[op.ring] or prompt
-            full = min(window, prompt)
-            attention += 4 * op.heads * op.dim * (full * (full + 1) // 2 + (prompt - full) * full)
+        elif isinstance(attrs, Linear):
+            weights += 2 * rows * attrs.weight.size
+        elif isinstance(attrs, Attention):
+            full = min(attrs.window or prompt, prompt)
+            attention += 4 * attrs.heads * attrs.dim * (full * (full + 1) // 2 + (prompt - full) * full)
     return weights, attention
 
 

@@ -7,14 +7,14 @@ A model family is data: `exporters/architectures` turns a checkpoint's config in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from edge.errors import BundleError
+from edge.layers import KvSpec, LayerSpec
+from edge.records import check_real, check_sizes, check_softcap, is_real, read_record
 
 RopeKind = Literal["default", "linear", "dynamic", "yarn", "longrope", "llama3"]
-QkNorm = Literal["none", "head", "full"]
-Activation = Literal["silu", "gelu_tanh"]
 LAYERS = 4096  # the most that a decoder may have
 
 
@@ -41,114 +41,85 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What may differ between layers. `window` None attends to everything; W sees itself and the W-1 before it.
-
-    `rope` indexes `DecoderSpec.ropes`; None means that the layer has no positional encoding.
-    """
-
-    window: int | None = None
-    rope: int | None = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A decoder-only transformer with RMS norms, rotary positions, grouped-query attention and a gated MLP.
+    """A decoder-only transformer with RMS norms: what its layers share. What may differ between them is in `layers`.
 
     `norm_offset` is added to every norm weight (1.0 for families that store w - 1). `pre_norms` are the norms before
     attention and MLP, `post_norms` those on their outputs before the residual addition; "sandwich" families have both.
-    `qk_norm`: "head" normalizes each head of q and k, "full" the whole projection. `attention_scale` multiplies q·k.
-    A soft-cap c maps x to c·tanh(x/c). `tied_head`: the head's weight is the embedding's.
+    A `logit_softcap` c maps x to c·tanh(x/c). `tied_head`: the head's weight is the embedding's.
+
+    `kv_groups` follows from the layers: their distinct KvSpecs in order of first use; layers that keep their tokens
+    alike share one KV ring. `layer_groups` is the index in it of each layer's group.
     """
 
     family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeSpec, ...]
     context: int
     norm_eps: float
-    attention_scale: float
     norm_offset: float = 0.0
     pre_norms: bool = True
     post_norms: bool = False
-    qk_norm: QkNorm = "none"
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    activation: Activation = "silu"
     embedding_scale: float = 1.0
-    attention_softcap: float | None = None
     logit_softcap: float | None = None
     tied_head: bool = False
+    kv_groups: tuple[KvSpec, ...] = field(init=False, repr=False, compare=False)
+    layer_groups: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Raise BundleError for sizes that contradict each other: a spec may come from a hostile manifest."""
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim", "context")
-        for name in sizes:
-            if not 0 < getattr(self, name) < 2**31:
-                raise BundleError(f"decoder spec: {name} is {getattr(self, name)}, which is not a size")
+        check_sizes(self, "vocab_size", "hidden_size", "context")
         if not 0 < len(self.layers) <= LAYERS:
             raise BundleError(f"decoder spec: {len(self.layers)} layers; 1 to {LAYERS} are allowed")
-        if self.heads % self.kv_heads:
-            raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if not 0 < self.norm_eps < 1:
             raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
-        for layer in self.layers:
-            if layer.rope is not None and not 0 <= layer.rope < len(self.ropes):
-                raise BundleError(f"decoder spec: a layer names rope {layer.rope} of {len(self.ropes)}")
-            if layer.window is not None and not 0 < layer.window < 2**31:
-                raise BundleError(f"decoder spec: a window of {layer.window} is not possible")
         for rope in self.ropes:
-            _check_rope(rope, self.head_dim)
-        _check_values(self)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The distinct windows in order of first use: layers with the same window share one KV ring."""
-        return tuple(dict.fromkeys(layer.window for layer in self.layers))
+            _check_rope(rope)
+        for attention in dict.fromkeys(layer.attention for layer in self.layers):
+            if attention.rope is None:
+                continue
+            if not 0 <= attention.rope < len(self.ropes):
+                raise BundleError(f"decoder spec: a layer names rope {attention.rope} of {len(self.ropes)}")
+            dim = self.ropes[attention.rope].dim
+            if dim > attention.rotated_dim:
+                raise BundleError(
+                    f"decoder spec: rope over {dim} of {attention.rotated_dim} dimensions is not possible"
+                )
+        check_real(self, "norm_offset", "embedding_scale")
+        check_softcap(self, "logit_softcap")
+        index: dict[KvSpec, int] = {}
+        groups = tuple(index.setdefault(layer.attention.kv, len(index)) for layer in self.layers)
+        object.__setattr__(self, "kv_groups", tuple(index))
+        object.__setattr__(self, "layer_groups", groups)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        layers, ropes = [layer.to_json() for layer in self.layers], [asdict(rope) for rope in self.ropes]
+        return {**values, "layers": layers, "ropes": ropes}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DecoderSpec:
         """The inverse of `to_json`. Raises BundleError for a missing, unknown or ill-typed field."""
         try:
             values = dict(data)
-            values["layers"] = tuple(_record(LayerSpec, item) for item in values["layers"])
+            values["layers"] = tuple(LayerSpec.from_json(item) for item in values["layers"])
             values["ropes"] = tuple(_rope(item) for item in values["ropes"])
-            spec: DecoderSpec = _record(cls, values)
+            spec: DecoderSpec = read_record(cls, values)
             return spec
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BundleError(f"decoder spec: {type(error).__name__}: {error}") from error
 
 
-def _check_values(spec: DecoderSpec) -> None:
-    for name in ("attention_scale", "norm_offset", "embedding_scale"):
-        if not _real(getattr(spec, name)):
-            raise BundleError(f"decoder spec: {name} is {getattr(spec, name)}, which is no finite number")
-    for name in ("attention_softcap", "logit_softcap"):
-        cap = getattr(spec, name)
-        if cap is not None and not (_real(cap) and cap > 0):
-            raise BundleError(f"decoder spec: {name} is {cap}; a cap is a positive number")
-    for name, kind in (("activation", Activation), ("qk_norm", QkNorm)):
-        if getattr(spec, name) not in get_args(kind):
-            raise BundleError(f"decoder spec: {name} {getattr(spec, name)!r}; known: {', '.join(get_args(kind))}")
-
-
-def _check_rope(rope: RopeSpec, head_dim: int) -> None:
+def _check_rope(rope: RopeSpec) -> None:
     if rope.kind not in get_args(RopeKind):
         raise BundleError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
-    if rope.dim % 2 or not 0 < rope.dim <= head_dim:
-        raise BundleError(f"decoder spec: rope over {rope.dim} of {head_dim} dimensions is not possible")
+    if rope.dim % 2 or not 0 < rope.dim < 2**31:
+        raise BundleError(f"decoder spec: rope over {rope.dim} dimensions is not possible; they are rotated in pairs")
     for name in ("theta", "factor", "attention_factor"):
         value = getattr(rope, name)
-        if not (_real(value) and value > 0):
+        if not (is_real(value) and value > 0):
             raise BundleError(f"decoder spec: rope {name} is {value}; it must be a positive number")
     if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not 0 < rope.original_context < 2**31:
         raise BundleError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
@@ -164,13 +135,8 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
             raise BundleError(
                 f"decoder spec: {len(factors)} factors for rope kind {rope.kind} of {rope.dim} dimensions"
             )
-        if not all(_real(factor) and factor > 0 for factor in factors):
+        if not all(is_real(factor) and factor > 0 for factor in factors):
             raise BundleError("decoder spec: a factor of rope kind longrope is no positive number")
-
-
-def _real(value: float) -> bool:
-    """Whether a JSON number is finite and fits a float: Python's reader takes NaN, Infinity and any integer."""
-    return -1e300 < value < 1e300
 
 
 def _rope(data: Mapping[str, Any]) -> RopeSpec:
@@ -178,23 +144,8 @@ def _rope(data: Mapping[str, Any]) -> RopeSpec:
     for name in ("short_factors", "long_factors"):
         factors = values.get(name, ())
         listed = isinstance(factors, list | tuple)
-        if not listed or not all(type(item) in (int, float) and _real(item) for item in factors):
+        if not listed or not all(type(item) in (int, float) and is_real(item) for item in factors):
             raise BundleError(f"decoder spec: rope {name} is no list of numbers")
         values[name] = tuple(float(item) for item in factors)
-    rope: RopeSpec = _record(RopeSpec, values)
+    rope: RopeSpec = read_record(RopeSpec, values)
     return rope
-
-
-def _record(kind: type[Any], data: Mapping[str, Any]) -> Any:
-    known = {field.name: str(field.type) for field in fields(kind)}
-    for name, value in data.items():
-        if name not in known:
-            raise BundleError(f"decoder spec: unknown field {name!r} in {kind.__name__}")
-        wanted = known[name].split(" | ")[0]
-        if wanted == "float" and isinstance(value, int) and not isinstance(value, bool):
-            continue
-        scalar = {"int": int, "float": float, "bool": bool, "str": str}.get(wanted)
-        optional = value is None and known[name].endswith("| None")
-        if scalar and not optional and (not isinstance(value, scalar) or isinstance(value, bool) != (scalar is bool)):
-            raise BundleError(f"decoder spec: {name} is {value!r}, which is no {wanted}")
-    return kind(**data)

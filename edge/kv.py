@@ -1,9 +1,10 @@
 """Bookkeeping of the KV ring: which position each slot holds, and who sees whom. numpy only, no tensors.
 
-Layers with the same attention window share a ring. A ring of `slots` slots puts position p into slot p until it is
-full and then goes round, leaving its first `sinks` slots alone. Visibility follows from positions only: a query at p
-sees itself and the `window - 1` positions before it, and the sinks. New rows are attended before they are stored, so
-a chunk never destroys a key that its own first queries need, and rows that are not committed change nothing.
+Layers that keep their tokens alike (`edge.layers.KvSpec`) share a ring. A ring of `slots` slots puts position p into
+slot p until it is full and then goes round, leaving its first `sinks` slots alone. Visibility follows from positions
+only: a query at p sees itself, the `window - 1` positions before it and the sinks. New rows are attended before they
+are stored, so a chunk never destroys a key that its own first queries need, and rows that are not committed change
+nothing.
 
 Sinks, once tokens are dropped, stand directly before the oldest kept one: with `shift` the distance that they have
 moved, sink i counts as position i + shift. `RingPlan.shift` says so and the session has the backend turn their keys;
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from edge.decoder import DecoderSpec
 from edge.errors import OptionError, PromptTooLongError
+from edge.layers import KvSpec
 
 Policy = Literal["error", "sliding"]
 KvDtype = Literal["auto", "float32", "float16", "int8"]
@@ -50,7 +52,7 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The rings of a sequence (in the order of `DecoderSpec.windows`), and how many sequences a backend holds.
+    """The rings of a sequence (in the order of `DecoderSpec.kv_groups`), and how many sequences a backend holds.
 
     `context` is what the planner promises, `chunk` the most new tokens in one forward.
     """
@@ -72,7 +74,8 @@ def plan_layout(spec: DecoderSpec, context: int, *, chunk: int = 256, sinks: int
         raise OptionError(f"{sinks} sinks do not fit a context of {context}")
     chunk = min(chunk, context - sinks)
     rings = []
-    for window in spec.windows:
+    for kv in spec.kv_groups:
+        window = kv.window
         if window is None or window >= context:
             rings.append(RingLayout(context, context - sinks, sinks, bounded=False))
         else:
@@ -80,15 +83,16 @@ def plan_layout(spec: DecoderSpec, context: int, *, chunk: int = 256, sinks: int
     return KvLayout(tuple(rings), context, chunk, sequences)
 
 
-def row_bytes(spec: DecoderSpec, dtype: str) -> int:
-    """Bytes of one token's keys and values in one layer; in int8, each head's have a float16 scale.
+# How numbers are kept: dtype → (bytes of a number, bytes of the scale that each head's key and each value then have).
+_STORED = {"float32": (4, 0), "float16": (2, 0), "int8": (1, 2)}
 
-    Raises OptionError for a dtype that is none.
-    """
-    sizes = {"float32": 4 * spec.head_dim, "float16": 2 * spec.head_dim, "int8": spec.head_dim + 2}
-    if dtype not in sizes:
-        raise OptionError(f"kv_dtype is {dtype!r}; it must be one of {', '.join(sizes)}")
-    return 2 * spec.kv_heads * sizes[dtype]
+
+def row_bytes(kv: KvSpec, dtype: str) -> int:
+    """Bytes of what a layer keeps of one token. Raises OptionError for a dtype that is none."""
+    if dtype not in _STORED:
+        raise OptionError(f"kv_dtype is {dtype!r}; it must be one of {', '.join(_STORED)}")
+    number, scale = _STORED[dtype]
+    return kv.kv_heads * sum(dim * number + scale for dim in (kv.key_dim, kv.value_dim) if dim)
 
 
 @dataclass(frozen=True, slots=True)

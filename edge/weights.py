@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edge import payload
 from edge.errors import BundleError, CheckpointError, OptionError
-from edge.graph import Weight
+from edge.ops import Weight
 from edge.safetensors import TensorInfo, read_header
 
 Result = TypeVar("Result")

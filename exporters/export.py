@@ -12,6 +12,7 @@ from typing import Any
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
+from edge.kv import row_bytes
 from edge.sums import sha256
 from edge.weights import Weights
 from exporters import parity, precision
@@ -45,9 +46,7 @@ def export(
             model = describe(checkpoint)
             graph = graphs.build(model.spec)
             chosen = recipes.load(recipe or recipes.pick(graph.parameters))
-            choices = {
-                weight.name: chosen.choose(weight, model.weights[weight.name], model.spec) for weight in graph.weights
-            }
+            choices = {weight.name: chosen.choose(weight, model.weights[weight.name]) for weight in graph.weights}
             files = checkpoint.tokenizer()
             plans = {name: Plan(model.weights[name], choice) for name, choice in choices.items()}
             zeros = write_weights(folder.path / bundles.WEIGHTS, graph, plans, lambda share: report("quantize", share))
@@ -89,14 +88,13 @@ def _describe(name: str, model: Model, schemes: Mapping[str, str], recipe: Recip
 
 
 def _describe_kv(model: Model) -> dict[str, Any]:
-    """What the host must keep: an array of keys and one of values a layer, in rings shared by window."""
+    """What the host must keep: keys and values of each layer, [kv_heads, slots, dim] each, in a ring a group."""
     spec = model.spec
     return {
         "dtype": "float32",
-        "shape": ["kv_heads", "slots", "head_dim"],
-        "windows": list(spec.windows),
-        "layers": [spec.windows.index(layer.window) for layer in spec.layers],
-        "bytes_per_token": len(spec.layers) * 2 * spec.kv_heads * spec.head_dim * 4,
+        "groups": [asdict(kv) for kv in spec.kv_groups],
+        "layers": list(spec.layer_groups),
+        "bytes_per_token": sum(row_bytes(spec.kv_groups[group], "float32") for group in spec.layer_groups),
     }
 
 

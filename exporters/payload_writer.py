@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,8 @@ import numpy.typing as npt
 
 from edge import payload
 from edge.errors import CheckpointError, StorageError
-from edge.graph import Graph, Weight
+from edge.graph import Graph
+from edge.ops import Weight
 from edge.payload import Run
 from edge.safetensors import PADDING, TensorInfo, plan_header
 from edge.weights import describe
@@ -110,9 +112,9 @@ def file_order(graph: Graph) -> list[tuple[Weight, ...]]:
     together = {op.output: group for group in graph.siblings for op in group}
     for op in graph.ops:
         ops = together.get(op.output, (op,))
-        groups.setdefault(tuple(op.weight for op in ops if op.weight))
-        groups.setdefault(tuple(op.bias for op in ops if op.bias))
-    return [group for group in groups if group]
+        for column in zip_longest(*(each.weights for each in ops)):
+            groups.setdefault(tuple(weight for weight in column if weight))
+    return list(groups)
 
 
 def _interleave(group: tuple[Weight, ...], plans: Mapping[str, Plan]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

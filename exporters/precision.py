@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from edge.bundle import Bundle, GraphInfo
-from edge.graph import LOGITS, Op
+from edge.ops import Role, Weight
 from exporters.emit import onnx
 from exporters.emit.onnx_linear import Choose, Precision
 from exporters.parity import Parity
 
-_ORDER = (("/attn/q", "/attn/k", "/attn/v"), ("/mlp/gate", "/mlp/up"), ("/mlp/down",), ("/attn/o",))
+_ORDER: tuple[tuple[Role, ...], ...] = (("query", "key", "value"), ("gate", "up"), ("down",), ("output",))
 _STEPS = len(_ORDER) + 2  # nothing refined, then the head, then one kind after another
 
 
@@ -35,13 +35,12 @@ def emit_decoder(draft: Bundle, parity: Parity, limit: float | None) -> tuple[Gr
 
 
 def refined(step: int) -> Choose:
-    """The precision of each linear after `step` refinements."""
-    precise = tuple(name for kind in _ORDER[: max(0, step - 1)] for name in kind)
+    """The precision of the linear of each weight after `step` refinements."""
+    precise = {role for roles in _ORDER[: max(0, step - 1)] for role in roles}
 
-    def choose(op: Op) -> Precision:
-        if op.output.startswith("/layers."):
-            return "float" if op.output.endswith(precise) else "int8"
-        assert op.output in (LOGITS, "/head"), op.output
-        return "int16" if step else "int8"
+    def choose(weight: Weight) -> Precision:
+        if weight.role in ("head", "embed"):  # a tied head is the embedding
+            return "int16" if step else "int8"
+        return "float" if weight.role in precise else "int8"
 
     return choose

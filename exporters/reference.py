@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge import rope
-from edge.graph import LOGITS, TOKENS, Graph, Op, Weight
+from edge.errors import UnsupportedError
+from edge.graph import LOGITS, TOKENS, Graph
+from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
 
 Array = npt.NDArray[np.float32]
 KEEP_LIMIT = 1_000_000_000
@@ -24,10 +26,10 @@ _ROWS = 1 << 24  # numbers of a matrix that are dequantized at a time when weigh
 
 # Rows start…stop of a weight as float32.
 Reader = Callable[[str, int, int | None], Array]
-# (ring, query positions, key positions) → who sees whom, [queries, keys].
+# (KV group, query positions, key positions) → who sees whom, [queries, keys].
 Visibility = Callable[[int, npt.NDArray[np.int64], npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
 # Called with the op and its float32 result.
-Observer = Callable[[Op, Array], None]
+Observer = Callable[[Op[Any], Array], None]
 
 
 class Reference:
@@ -62,7 +64,7 @@ class Reference:
         values: dict[str, Any] = {TOKENS: ids}
         for index, op in enumerate(self.graph.ops):
             inputs = [values[name] for name in op.inputs]
-            if op.kind == "select":
+            if isinstance(op.attrs, Select):
                 result = inputs[0][-1:] if last else inputs[0]
             else:
                 result = self._evaluate(op, inputs, positions)
@@ -76,28 +78,30 @@ class Reference:
         logits: Array = values[LOGITS]
         return logits
 
-    def _evaluate(self, op: Op, inputs: list[Any], positions: npt.NDArray[np.int64]) -> Array:
-        x = inputs[0]
-        if op.kind == "embed":
-            return self._embed(op, x)
-        if op.kind == "norm":
-            return _norm(op, x, self._weight(op.weight))
-        if op.kind == "linear":
-            return self._linear(op, x)
-        if op.kind == "rope":
-            return _rope(op, x, *rope.angles(self.graph.spec.ropes[op.rope], positions, context=self._context))
-        if op.kind == "attention":
-            return self._attention(op, inputs, positions)
-        if op.kind == "gate":
-            return np.asarray(activate(op.activation, x) * inputs[1])
-        if op.kind == "add":
-            return np.asarray(x + inputs[1])
-        assert op.kind == "softcap", op.kind
-        assert op.softcap is not None
-        return np.asarray(np.float32(op.softcap) * np.tanh(x / np.float32(op.softcap)))
+    def _evaluate(self, op: Op[Any], inputs: list[Any], positions: npt.NDArray[np.int64]) -> Array:
+        x, attrs = inputs[0], op.attrs
+        match attrs:
+            case Embed():
+                return self._embed(attrs, x)
+            case Norm():
+                return _norm(attrs, x, self._weight(attrs.weight))
+            case Linear():
+                return self._linear(attrs, x)
+            case Rope():
+                return _rope(
+                    attrs, x, *rope.angles(self.graph.spec.ropes[attrs.rope], positions, context=self._context)
+                )
+            case Attention():
+                return self._attention(attrs, inputs, positions)
+            case Gate():
+                return np.asarray(activate(attrs.activation, x) * inputs[1])
+            case Add():
+                return np.asarray(x + inputs[1])
+            case Softcap():
+                return np.asarray(np.float32(attrs.cap) * np.tanh(x / np.float32(attrs.cap)))
+        raise UnsupportedError(f"the reference does not know op kind {op.kind!r} ({op.output})")
 
-    def _weight(self, weight: Weight | None) -> Array:
-        assert weight is not None
+    def _weight(self, weight: Weight) -> Array:
         if weight.name not in self._kept:
             found = self._read(weight.name, 0, None)
             if not self._keep:
@@ -105,8 +109,7 @@ class Reference:
             self._kept[weight.name] = found
         return self._kept[weight.name]
 
-    def _embed(self, op: Op, ids: npt.NDArray[np.int64]) -> Array:
-        assert op.weight is not None
+    def _embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Array:
         rows: Array
         if self._keep:
             rows = self._weight(op.weight)[ids]
@@ -114,8 +117,7 @@ class Reference:
             rows = np.concatenate([self._read(op.weight.name, int(i), int(i) + 1) for i in ids])
         return rows * np.float32(op.scale)
 
-    def _linear(self, op: Op, x: Array) -> Array:
-        assert op.weight is not None
+    def _linear(self, op: Linear, x: Array) -> Array:
         if self._keep:
             out = x @ self._weight(op.weight).T
         else:
@@ -125,14 +127,14 @@ class Reference:
             out = np.concatenate(blocks, axis=1)
         return out + self._weight(op.bias) if op.bias else out
 
-    def _attention(self, op: Op, inputs: list[Array], positions: npt.NDArray[np.int64]) -> Array:
+    def _attention(self, op: Attention, inputs: list[Array], positions: npt.NDArray[np.int64]) -> Array:
         """Grouped-query attention over everything kept. q [n, heads * dim]; k, v [n, kv_heads * dim]."""
         q, k, v = (x.reshape(len(x), -1, op.dim) for x in inputs)
         keys, values = self._keys.setdefault(op.layer, []), self._values.setdefault(op.layer, [])
         keys.append(k)
         values.append(v)
         all_k, all_v = np.concatenate(keys), np.concatenate(values)
-        seen = self._visible(op.ring, positions, np.arange(len(all_k), dtype=np.int64))
+        seen = self._visible(op.group, positions, np.arange(len(all_k), dtype=np.int64))
         group = op.heads // op.kv_heads
         out = np.empty_like(q)
         for head in range(op.heads):
@@ -144,9 +146,9 @@ class Reference:
             out[:, head] = (scores / scores.sum(axis=1, keepdims=True)) @ all_v[:, head // group]
         return out.reshape(len(q), -1)
 
-    def _by_window(self, ring: int, query: npt.NDArray[np.int64], key: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _by_window(self, group: int, query: npt.NDArray[np.int64], key: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         distance = query[:, None] - key
-        window = self.graph.spec.windows[ring]
+        window = self.graph.spec.kv_groups[group].window
         return (distance >= 0) & (distance < (window if window is not None else np.inf))
 
 
@@ -158,15 +160,15 @@ def activate(name: str, x: Array) -> Array:
     return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
 
 
-def _norm(op: Op, x: Array, weight: Array) -> Array:
+def _norm(op: Norm, x: Array, weight: Array) -> Array:
     """RMS norm (arXiv:1910.07467) over pieces of `dim`, the mean of squares in float64."""
-    pieces = x.reshape(len(x), op.heads, op.dim)
+    pieces = x.reshape(len(x), op.pieces, op.dim)
     mean = np.mean(np.square(pieces, dtype=np.float64), axis=-1, keepdims=True)
     scaled = pieces * (1 / np.sqrt(mean + op.eps)).astype(np.float32)
     return np.asarray(scaled * (weight + np.float32(op.offset))).reshape(x.shape)
 
 
-def _rope(op: Op, x: Array, cos: Array, sin: Array) -> Array:
+def _rope(op: Rope, x: Array, cos: Array, sin: Array) -> Array:
     """Turn pair (i, i + rotary/2) of each head by its position's angle."""
     heads = x.reshape(len(x), op.heads, op.dim).copy()
     half = op.rotary // 2

@@ -32,14 +32,13 @@ class KvPool:
         self._layout = layout
         members: list[list[int]] = [[] for _ in layout.rings]
         self.layers: list[tuple[int, int]] = []
-        for index, layer in enumerate(spec.layers):
-            ring = spec.windows.index(layer.window)
+        for index, ring in enumerate(spec.layer_groups):
             self.layers.append((ring, len(members[ring])))
             members[ring].append(index)
         self._members = members
         shapes = [
-            (layout.sequences, len(member), 2, spec.kv_heads, ring.slots + layout.chunk, spec.head_dim)
-            for member, ring in zip(members, layout.rings, strict=True)
+            (layout.sequences, len(member), 2, kv.kv_heads, ring.slots + layout.chunk, kv.key_dim)
+            for member, ring, kv in zip(members, layout.rings, spec.kv_groups, strict=True)
         ]
         sizes = [-(-math.prod(shape) * 4 // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         self.nbytes = sum(sizes)
@@ -77,7 +76,7 @@ class KvPool:
         written = self._sinks[sequence, ring]
         pool = self.rings[ring][sequence]
         for index, layer in enumerate(self._members[ring]):
-            kind = self._spec.layers[layer].rope
+            kind = self._spec.layers[layer].attention.rope
             if kind is None:
                 continue
             spec = self._spec.ropes[kind]

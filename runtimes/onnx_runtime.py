@@ -231,7 +231,7 @@ def _spell(described: tuple[int | str, ...] | None) -> str:
 def _interface(spec: DecoderSpec) -> dict[str, tuple[int | str, ...]]:
     """The type and shape of every input and output of a spec's graph; `_declare` of exporters/emit/onnx.py writes them.
 
-    The name of a size tells a ring from another, so that each layer's window is compared as well.
+    The name of a size tells a ring from another, so that each layer's group is compared as well.
     """
     described: dict[str, tuple[int | str, ...]] = {
         "tokens": ("int64", 1, "tokens"),
@@ -243,13 +243,13 @@ def _interface(spec: DecoderSpec) -> dict[str, tuple[int | str, ...]]:
     for index, kind in enumerate(spec.ropes):
         for part in ("cos", "sin"):
             described[f"rope.{index}.{part}"] = ("float", f"angles.{index}", kind.dim // 2)
-    for ring in range(len(spec.windows)):
+    for ring in range(len(spec.kv_groups)):
         described[f"ring.{ring}.total"] = ("int32",)
         described[f"ring.{ring}.last"] = ("int32", 1)
         described[f"ring.{ring}.bias"] = ("float", 1, 1, "tokens", f"total.{ring}")
-    for index, layer in enumerate(spec.layers):
+    for index, group in enumerate(spec.layer_groups):
+        kv = spec.kv_groups[group]
         for side in ("past", "present"):
-            for part in ("key", "value"):
-                rows = f"capacity.{spec.windows.index(layer.window)}"
-                described[f"{side}.{index}.{part}"] = ("float", 1, spec.kv_heads, rows, spec.head_dim)
+            for part, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
+                described[f"{side}.{index}.{part}"] = ("float", 1, kv.kv_heads, f"capacity.{group}", dim)
     return described

@@ -23,10 +23,11 @@ import numpy.typing as npt
 from edge import bundle as bundles
 from edge import texts
 from edge.bundle import Bundle, FileInfo, Manifest, TokenizerInfo
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError, ClosedError
 from edge.graph import build
 from edge.kv import KvLayout
+from edge.layers import Dense, Gqa, LayerSpec
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from edge.safetensors import plan_header
@@ -147,9 +148,9 @@ def write_bundle(
 ) -> Bundle:  # fmt: skip
     """Write a bundle for this runtime to a folder that does not exist yet, and open it."""
     spec = DecoderSpec(
-        family="scripted", vocab_size=256 + len(SPECIAL), hidden_size=2, intermediate_size=2, heads=1, kv_heads=1,
-        head_dim=2, layers=(LayerSpec(),), ropes=(RopeSpec(2, 10_000.0),), context=context, norm_eps=1e-5,
-        attention_scale=1.0,
+        family="scripted", vocab_size=256 + len(SPECIAL), hidden_size=2,
+        layers=(LayerSpec(Gqa(heads=1, kv_heads=1, head_dim=2, scale=1.0), Dense(2)),),
+        ropes=(RopeSpec(2, 10_000.0),), context=context, norm_eps=1e-5,
     )  # fmt: skip
     path.mkdir(parents=True)
     header, infos = plan_header([entry for weight in build(spec).weights for entry in describe(weight, "float32")])

@@ -35,7 +35,7 @@ def main(bundle: str, options: edge.RuntimeOptions) -> None:
 def kv_rows(runtime: Runtime) -> int:
     """Rows of keys that are reserved over all layers: a ring's slots, and behind them room for a forward's new rows."""
     spec, layout = runtime.spec, runtime.layout
-    slots = [layout.rings[spec.windows.index(layer.window)].slots for layer in spec.layers]
+    slots = [layout.rings[group].slots for group in spec.layer_groups]
     return layout.sequences * sum(count + layout.chunk for count in slots)
 
 

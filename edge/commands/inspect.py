@@ -99,9 +99,9 @@ def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[str, int, in
     if dtype not in ("float32", "float16"):
         raise BundleError(f"{bundle.path}: its KV is of the type {dtype!r}; known are float16, float32")
     dtype = dtype if kv_dtype == "auto" else kv_dtype
-    row = row_bytes(spec, dtype)
-    rings = dict(zip(spec.windows, plan_layout(spec, context).rings, strict=True))
-    return dtype, row * len(spec.layers), sum(row * rings[layer.window].slots for layer in spec.layers)
+    rings, rows = plan_layout(spec, context).rings, [row_bytes(kv, dtype) for kv in spec.kv_groups]
+    groups = spec.layer_groups
+    return dtype, sum(rows[group] for group in groups), sum(rows[group] * rings[group].slots for group in groups)
 
 
 def _precision(precision: Mapping[str, str]) -> str:
@@ -109,9 +109,14 @@ def _precision(precision: Mapping[str, str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in Counter(precision.values()).most_common())
 
 
+def _attention(spec: Mapping[str, Any]) -> str:
+    """`9 heads of 64 over 3 kv heads, window 512`."""
+    window = f", window {spec['window']}" if spec["window"] else ""
+    return f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads{window}"
+
+
 def _print(report: dict[str, Any]) -> None:
     spec, memory = report["spec"], report["memory"]
-    windows = sorted({str(layer["window"] or "none") for layer in spec["layers"]})
     lines = {
         "name": report["name"],
         "path": report["path"],
@@ -119,8 +124,7 @@ def _print(report: dict[str, Any]) -> None:
         "weights": f"{report['parameters'] / 1e6:.1f} M at {report['bits_per_weight']:.2f} bits",
         "recipe": report["recipe"].get("name", "none"),
         "family": f"{spec['family']}, {len(spec['layers'])} layers of width {spec['hidden_size']}",
-        "attention": f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads, "
-        f"windows: {', '.join(windows)}",
+        "attention": "; ".join(dict.fromkeys(_attention(layer["attention"]) for layer in spec["layers"])),
         "vocabulary": f"{spec['vocab_size']}{', tied head' if spec['tied_head'] else ''}",
         "context": f"{report['context']} tokens, "
         f"{report['kv_bytes_per_token']} bytes of KV a token in {report['kv_dtype']}",

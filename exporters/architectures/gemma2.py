@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from edge.layers import LayerSpec
 from exporters.architectures import gemma, names
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_activation, read_head_dim, windowed_layers
+from exporters.architectures.spec import read_activation, read_head_dim, read_softcap, windowed_layers
 
 SANDWICH = {
     **names.HUGGING_FACE,
@@ -31,14 +32,14 @@ _LARGEST = (46, 62)  # layers of Gemma 2 and 3 with 27B parameters (llama.cpp te
 
 def shared(config: Config) -> dict[str, Any]:
     """What Gemma 2 and 3 have in common."""
-    caps = {name: f"{key}_logit_softcapping" for name, key in (("attention", "attn"), ("logit", "final"))}
-    return {
-        **gemma.shared(config),
-        "activation": read_activation(config, "hidden_activation"),
-        "post_norms": True,
-        "attention_scale": query_scalar(config) ** -0.5,
-        **{f"{name}_softcap": config.number(key) for name, key in caps.items() if config.get(key) not in (None, 0)},
-    }
+    cap = read_softcap(config, "final_logit_softcapping")
+    return {**gemma.shared(config), "post_norms": True, "logit_softcap": cap}
+
+
+def layer(config: Config, **attention: Any) -> LayerSpec:
+    """A layer of Gemma 2 or 3; `attention` holds fields that Gemma 3 adds."""
+    attention |= {"scale": query_scalar(config) ** -0.5, "softcap": read_softcap(config, "attn_logit_softcapping")}
+    return gemma.layer(config, activation=read_activation(config, "hidden_activation"), **attention)
 
 
 def query_scalar(config: Config) -> float:
@@ -49,7 +50,8 @@ def query_scalar(config: Config) -> float:
 
 
 def _fields(config: Config) -> dict[str, Any]:
-    layers = windowed_layers(config, config.optional_integer("sliding_window"), lambda index: index % 2 == 0)
+    window = config.optional_integer("sliding_window")
+    layers = windowed_layers(config, layer(config), window, lambda index: index % 2 == 0)
     return {**shared(config), "layers": layers}
 
 

@@ -5,14 +5,13 @@ Window layers have a rope of their own. Facts: transformers' Gemma3TextConfig an
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from exporters.architectures import gemma2
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
 from exporters.architectures.ropes import layered_ropes
-from exporters.architectures.spec import read_head_dim, windowed_layers
+from exporters.architectures.spec import read_head_dim, windowed_layers, with_window_ropes
 
 DEFAULTS = {
     **gemma2.DEFAULTS,
@@ -28,12 +27,12 @@ DEFAULTS = {
 
 def fields(config: Config) -> dict[str, Any]:
     period = config.integer("sliding_window_pattern")
-    layers = windowed_layers(config, config.optional_integer("sliding_window"), lambda index: (index + 1) % period != 0)
+    layer, window = gemma2.layer(config, qk_norm="head"), config.optional_integer("sliding_window")
+    layers = windowed_layers(config, layer, window, lambda index: (index + 1) % period != 0)
     local_theta = config.number("rope_local_base_freq", 1e4)
     return {
         **gemma2.shared(config),
-        "qk_norm": "head",
-        "layers": tuple(replace(layer, rope=1 if layer.window is None else 0) for layer in layers),
+        "layers": with_window_ropes(layers),
         "ropes": layered_ropes(config, read_head_dim(config), local_theta=local_theta),
     }
 

@@ -11,14 +11,14 @@ from typing import Any
 from exporters.architectures import llama
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_head_dim
+from exporters.architectures.spec import read_head_dim, repeat
 
 
 def _fields(config: Config) -> dict[str, Any]:
+    scale = config.number("attention_multiplier", read_head_dim(config) ** -0.5)
     return {
-        **llama.FAMILY.fields(config),
         "embedding_scale": config.number("embedding_multiplier", 1.0),
-        "attention_scale": config.number("attention_multiplier", read_head_dim(config) ** -0.5),
+        "layers": repeat(config, llama.layer(config, scale=scale)),
     }
 
 

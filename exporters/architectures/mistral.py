@@ -9,11 +9,12 @@ from typing import Any
 
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import windowed_layers
+from exporters.architectures.spec import read_layer, windowed_layers
 
 
 def _fields(config: Config) -> dict[str, Any]:
-    return {"layers": windowed_layers(config, config.optional_integer("sliding_window"), lambda index: True)}
+    window = config.optional_integer("sliding_window")
+    return {"layers": windowed_layers(config, read_layer(config), window, lambda index: True)}
 
 
 FAMILY = Family("mistral", _fields, defaults={"num_key_value_heads": 8, "sliding_window": 4096})

@@ -11,7 +11,7 @@ from exporters.architectures import names
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
 from exporters.architectures.ropes import read_rope, settings_of
-from exporters.architectures.spec import read_head_dim, windowed_layers
+from exporters.architectures.spec import read_head_dim, read_layer, windowed_layers
 
 _FUSED = {
     **dict.fromkeys(("attn.q", "attn.k", "attn.v"), "model.layers.{}.self_attn.qkv_proj"),
@@ -28,8 +28,9 @@ def _fields(config: Config) -> dict[str, Any]:
     for key in ("type", "rope_type"):
         if settings.get(key) in ("su", "yarn"):  # what the first checkpoints called longrope
             settings[key] = "longrope"
+    window = config.optional_integer("sliding_window")
     return {
-        "layers": windowed_layers(config, config.optional_integer("sliding_window"), lambda index: True),
+        "layers": windowed_layers(config, read_layer(config), window, lambda index: True),
         "ropes": (read_rope(config, read_head_dim(config), settings, partial=True),),
     }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from exporters.architectures import llama
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_layers, windowed_layers
+from exporters.architectures.spec import read_layers, windowed_layers, with_attention
 
 
 def _rotates(config: Config) -> list[bool]:
@@ -25,12 +24,9 @@ def _rotates(config: Config) -> list[bool]:
 def _fields(config: Config) -> dict[str, Any]:
     rotates = _rotates(config)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
-    layers = windowed_layers(config, window, lambda index: not rotates[index])
+    layers = windowed_layers(config, llama.layer(config), window, lambda index: not rotates[index])
     turned = zip(layers, rotates, strict=True)
-    return {
-        **llama.FAMILY.fields(config),
-        "layers": tuple(layer if rotated else replace(layer, rope=None) for layer, rotated in turned),
-    }
+    return {"layers": tuple(layer if rotated else with_attention(layer, rope=None) for layer, rotated in turned)}
 
 
 FAMILY = Family(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from edge.decoder import LAYERS, Activation, DecoderSpec, LayerSpec
+from edge.decoder import LAYERS, DecoderSpec
 from edge.errors import BundleError, CheckpointError, UnsupportedError
+from edge.layers import Activation, Dense, Gqa, LayerSpec
 from exporters.architectures.config import Config
 from exporters.architectures.ropes import read_rope
 
@@ -19,34 +21,58 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> DecoderSpec:
-    """The spec that a config describes; `fields` override the shared reading.
+    """The spec that a config describes; `fields` are those of DecoderSpec that the family reads in its own way.
 
     Raises CheckpointError for missing or contradictory sizes, UnsupportedError for rope kinds and activations that are
     not known.
     """
-    heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
     values: dict[str, Any] = {
         "family": family,
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": config.integer("hidden_size"),
-        "intermediate_size": config.integer("intermediate_size"),
-        "heads": heads,
-        "kv_heads": config.integer("num_key_value_heads", heads),
-        "head_dim": head_dim,
-        "layers": (LayerSpec(),) * read_layers(config),
         "context": config.integer("max_position_embeddings"),
         "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "attention_scale": head_dim**-0.5,
     }
     values |= fields
     if "ropes" not in values:
-        values["ropes"] = (read_rope(config, head_dim),)
-    if "activation" not in values:
-        values["activation"] = read_activation(config, "hidden_act")
+        values["ropes"] = (read_rope(config, read_head_dim(config)),)
+    if "layers" not in values:
+        values["layers"] = repeat(config, read_layer(config))
     try:
         return DecoderSpec(**values)
     except BundleError as error:
         raise CheckpointError(f"{config.path}: {error}") from error
+
+
+def read_layer(
+    config: Config, *, attention: Mapping[str, Any] | None = None, mlp: Mapping[str, Any] | None = None
+) -> LayerSpec:
+    """A layer of grouped-query attention and a gated MLP; the mappings hold fields that the family reads otherwise.
+
+    Raises CheckpointError for missing or contradictory sizes.
+    """
+    try:
+        return LayerSpec(read_gqa(config, attention or {}), read_dense(config, mlp or {}))
+    except BundleError as error:
+        raise CheckpointError(f"{config.path}: {error}") from error
+
+
+def read_gqa(config: Config, fields: Mapping[str, Any]) -> Gqa:
+    heads, head_dim = config.integer("num_attention_heads"), read_head_dim(config)
+    kv_heads = config.integer("num_key_value_heads", heads)
+    return Gqa(**{"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5, **fields})
+
+
+def read_dense(config: Config, fields: Mapping[str, Any]) -> Dense:
+    values = {"size": config.integer("intermediate_size"), **fields}
+    if "activation" not in values:
+        values["activation"] = read_activation(config, "hidden_act")
+    return Dense(**values)
+
+
+def repeat(config: Config, layer: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The same layer as often as the config says."""
+    return (layer,) * read_layers(config)
 
 
 def read_layers(config: Config) -> int:
@@ -73,7 +99,14 @@ def read_activation(config: Config, key: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def windowed_layers(config: Config, window: int | None, local: Callable[[int], bool]) -> tuple[LayerSpec, ...]:
+def read_softcap(config: Config, key: str) -> float | None:
+    """A soft-cap; 0 and an absent key are none."""
+    return None if config.get(key) in (None, 0) else config.number(key)
+
+
+def windowed_layers(
+    config: Config, layer: LayerSpec, window: int | None, local: Callable[[int], bool]
+) -> tuple[LayerSpec, ...]:
     """Layers of which the local ones see `window` tokens; the config's own `layer_types` decide if it has them.
 
     Raises UnsupportedError for a layer type that is not attention over everything or over a window.
@@ -81,10 +114,24 @@ def windowed_layers(config: Config, window: int | None, local: Callable[[int], b
     count = read_layers(config)
     types = config.get("layer_types")
     if types is None:
-        return tuple(LayerSpec(window if local(index) else None) for index in range(count))
+        types = ["sliding_attention" if local(index) else "full_attention" for index in range(count)]
     if not isinstance(types, list) or len(types) != count:
         raise CheckpointError(f"{config.path}: layer_types does not name the type of each of {count} layers")
     unknown = next((kind for kind in types if kind not in ("full_attention", "sliding_attention")), None)
     if unknown is not None:
         raise UnsupportedError(f"{config.path}: layers of type {unknown!r}; known: full_attention, sliding_attention")
-    return tuple(LayerSpec(window if kind == "sliding_attention" else None) for kind in types)
+    try:
+        windowed = with_attention(layer, window=window)
+    except BundleError as error:
+        raise CheckpointError(f"{config.path}: {error}") from error
+    return tuple(windowed if kind == "sliding_attention" else layer for kind in types)
+
+
+def with_attention(layer: LayerSpec, **fields: Any) -> LayerSpec:
+    """The layer with other fields of its attention."""
+    return replace(layer, attention=replace(layer.attention, **fields))
+
+
+def with_window_ropes(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Layers with a window take rope 0, the others rope 1: the order of `layered_ropes`."""
+    return tuple(with_attention(layer, rope=1 if layer.attention.window is None else 0) for layer in layers)

@@ -10,7 +10,8 @@ import numpy as np
 
 from edge.decoder import DecoderSpec
 from edge.errors import CheckpointError
-from edge.graph import Weight, build
+from edge.graph import build
+from edge.ops import Weight
 from exporters.architectures.family import Family
 from exporters.architectures.names import part_of, source_name
 from exporters.architectures.views import HalfSplitRows, RowSlice, Scaled
@@ -41,7 +42,7 @@ def find_weights(
         first = 0
         for weight in sharing:
             rows = tensor if len(sharing) == 1 else RowSlice(tensor, first, weight.shape[0])
-            weights[weight.name] = _shown(rows, part_of(weight.name), checkpoint, family, spec, scales)
+            weights[weight.name] = _shown(rows, weight, checkpoint, family, scales)
             first += weight.shape[0]
         used.add(name)
     _check_leftovers(checkpoint, used, family.left_out)
@@ -85,18 +86,12 @@ def _fitting(checkpoint: Checkpoint, name: str, sharing: list[Weight]) -> Source
 
 
 def _shown(
-    tensor: SourceTensor,
-    part: str,
-    checkpoint: Checkpoint,
-    family: Family,
-    spec: DecoderSpec,
-    scales: Mapping[str, float],
+    tensor: SourceTensor, weight: Weight, checkpoint: Checkpoint, family: Family, scales: Mapping[str, float]
 ) -> SourceTensor:
     """The tensor in the graph's order and magnitude."""
-    heads = {"attn.q": spec.heads, "attn.k": spec.kv_heads}.get(part)
-    if heads is not None and family.interleaved and checkpoint.kind == "gguf":
-        tensor = HalfSplitRows(tensor, heads)
-    scale = scales.get(part, 1.0)
+    if weight.role in ("query", "key") and family.interleaved and checkpoint.kind == "gguf":
+        tensor = HalfSplitRows(tensor, weight.shape[0] // weight.head_dim)
+    scale = scales.get(part_of(weight.name), 1.0)
     return tensor if scale == 1.0 else Scaled(tensor, scale)
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -28,7 +29,8 @@ from onnx import TensorProto
 from edge import graph as graphs
 from edge.bundle import GraphInfo
 from edge.errors import UnsupportedError
-from edge.graph import Graph, Op, Weight
+from edge.graph import Graph
+from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
 from edge.payload import Scheme
 from edge.weights import Weights
 from exporters.emit import onnx_passes
@@ -46,7 +48,7 @@ def emit(graph: Graph, weights: Weights, path: Path, *, precision: Choose) -> Gr
     model = _Emitter(graph, weights, precision).model
     onnx_passes.run(model)
     model.write(path)
-    chosen: dict[str, str] = {op.output: precision(op) for op in graph.ops if op.kind == "linear"}
+    chosen: dict[str, str] = {op.output: precision(op.attrs.weight) for op in graph.ops if isinstance(op.attrs, Linear)}
     return GraphInfo(path.name, "onnx", chosen, tuple(model.inputs), tuple(model.outputs))
 
 
@@ -58,21 +60,22 @@ class _Emitter:
         self.model = Model(graph.spec.family)
         self._initializers = Initializers(self.model, weights)
         self._declare()
-        handlers: dict[str, Callable[[Op], None]] = {
-            "embed": self._embed,
-            "norm": self._norm,
-            "linear": LinearEmitter(graph, self._initializers, precision).emit,
-            "rope": self._rope,
-            "attention": self._attention,
-            "gate": self._gate,
-            "add": self._add,
-            "select": self._select,
-            "softcap": self._softcap,
+        handlers: dict[type[Any], Callable[[Op[Any]], None]] = {
+            Embed: self._embed,
+            Norm: self._norm,
+            Linear: LinearEmitter(graph, self._initializers, precision).emit,
+            Rope: self._rope,
+            Attention: self._attention,
+            Gate: self._gate,
+            Add: self._add,
+            Select: self._select,
+            Softcap: self._softcap,
         }
         for op in graph.ops:
-            if op.kind not in handlers:
+            handler = handlers.get(type(op.attrs))
+            if handler is None:
                 raise UnsupportedError(f"the ONNX emitter does not know op kind {op.kind!r} ({op.output})")
-            handlers[op.kind](op)
+            handler(op)
         self.model.add("Identity", (graphs.LOGITS,), "logits")
         self.model.add("Identity", (graphs.HIDDEN,), "hidden")
 
@@ -85,21 +88,21 @@ class _Emitter:
         for index, rope in enumerate(spec.ropes):
             for part in ("cos", "sin"):
                 model.inputs[f"rope.{index}.{part}"] = (FLOAT, (f"angles.{index}", rope.dim // 2))
-        for ring in range(len(spec.windows)):
+        for ring in range(len(spec.kv_groups)):
             model.inputs[f"ring.{ring}.total"] = (INT32, ())
             model.inputs[f"ring.{ring}.last"] = (INT32, (1,))
             model.inputs[f"ring.{ring}.bias"] = (FLOAT, (1, 1, "tokens", f"total.{ring}"))
         model.outputs["logits"] = (FLOAT, (1, "rows", spec.vocab_size))
         model.outputs["hidden"] = (FLOAT, (1, "tokens", spec.hidden_size))
-        for index, layer in enumerate(spec.layers):
-            shape = (1, spec.kv_heads, f"capacity.{spec.windows.index(layer.window)}", spec.head_dim)
-            for part in ("key", "value"):
+        for index, group in enumerate(spec.layer_groups):
+            kv = spec.kv_groups[group]
+            for part, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
+                shape = (1, kv.kv_heads, f"capacity.{group}", dim)
                 model.inputs[f"past.{index}.{part}"] = (FLOAT, shape)
                 model.outputs[f"present.{index}.{part}"] = (FLOAT, shape)
 
-    def _embed(self, op: Op) -> None:
-        weight, path, add = op.weight, op.output, self.model.add
-        assert weight is not None
+    def _embed(self, op: Op[Embed]) -> None:
+        weight, path, add = op.attrs.weight, op.output, self.model.add
         scheme, initializers = self._initializers.weights.schemes[weight.name], self._initializers
         columns = weight.shape[1]
         if scheme is None:
@@ -115,7 +118,7 @@ class _Emitter:
             if columns % scheme.group:
                 bounds = [self.model.constant(f"bound.{n}", [n]) for n in (0, columns, 2)]
                 x = add("Slice", (x, *bounds), f"{path}/cut")
-        self._rename(x, op.output, op.scale)
+        self._rename(x, op.output, op.attrs.scale)
 
     def _embed_shift(self, weight: Weight, scheme: Scheme, x: str, path: str) -> str:
         add, groups = self.model.add, scheme.groups(weight.shape[1])
@@ -134,49 +137,53 @@ class _Emitter:
         else:
             self.model.add("Identity", (x,), output)
 
-    def _norm(self, op: Op) -> None:
-        assert op.weight is not None
-        weight, add = self._initializers.floats(op.weight.name), self.model.add
-        if op.offset:
-            offset = self.model.constant(f"offset.{op.offset}", op.offset, np.float32)
-            weight = self.model.once("Add", (weight, offset), f"{op.weight.name}.offset")
-        if op.heads == 1:
-            add("RMSNormalization", (op.inputs[0], weight), op.output, axis=-1, epsilon=op.eps)
+    def _norm(self, op: Op[Norm]) -> None:
+        attrs, add = op.attrs, self.model.add
+        weight = self._initializers.floats(attrs.weight.name)
+        if attrs.offset:
+            offset = self.model.constant(f"offset.{attrs.offset}", attrs.offset, np.float32)
+            weight = self.model.once("Add", (weight, offset), f"{attrs.weight.name}.offset")
+        if attrs.pieces == 1:
+            add("RMSNormalization", (op.inputs[0], weight), op.output, axis=-1, epsilon=attrs.eps)
             return
-        pieces = self.model.constant(f"heads.{op.heads}.{op.dim}", [0, 0, op.heads, op.dim])
+        pieces = self.model.constant(f"heads.{attrs.pieces}.{attrs.dim}", [0, 0, attrs.pieces, attrs.dim])
         x = add("Reshape", (op.inputs[0], pieces), f"{op.output}/heads")
-        x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=op.eps)
+        x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=attrs.eps)
         add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), op.output)
 
-    def _rope(self, op: Op) -> None:
-        inputs = (op.inputs[0], "angle_rows", f"rope.{op.rope}.cos", f"rope.{op.rope}.sin")
-        self.model.add("RotaryEmbedding", inputs, op.output, CONTRIB,
-                       num_heads=op.heads, rotary_embedding_dim=0 if op.rotary == op.dim else op.rotary)  # fmt: skip
+    def _rope(self, op: Op[Rope]) -> None:
+        attrs = op.attrs
+        inputs = (op.inputs[0], "angle_rows", f"rope.{attrs.rope}.cos", f"rope.{attrs.rope}.sin")
+        rotary = 0 if attrs.rotary == attrs.dim else attrs.rotary
+        self.model.add(
+            "RotaryEmbedding", inputs, op.output, CONTRIB, num_heads=attrs.heads, rotary_embedding_dim=rotary
+        )
 
-    def _attention(self, op: Op) -> None:
-        past = [f"past.{op.layer}.key", f"past.{op.layer}.value"]
-        ring = f"ring.{op.ring}"
+    def _attention(self, op: Op[Attention]) -> None:
+        attrs = op.attrs
+        past = [f"past.{attrs.layer}.key", f"past.{attrs.layer}.value"]
+        ring = f"ring.{attrs.group}"
         inputs = [*op.inputs, *past, f"{ring}.last", f"{ring}.total", "", "", "", f"{ring}.bias"]
-        outputs = [op.output, f"present.{op.layer}.key", f"present.{op.layer}.value"]
-        self.model.add("GroupQueryAttention", inputs, outputs, CONTRIB, num_heads=op.heads, kv_num_heads=op.kv_heads,
-                       scale=op.scale, softcap=op.softcap or 0.0)  # fmt: skip
+        outputs = [op.output, f"present.{attrs.layer}.key", f"present.{attrs.layer}.value"]
+        self.model.add("GroupQueryAttention", inputs, outputs, CONTRIB, num_heads=attrs.heads,
+                       kv_num_heads=attrs.kv_heads, scale=attrs.scale, softcap=attrs.softcap or 0.0)  # fmt: skip
 
-    def _gate(self, op: Op) -> None:
+    def _gate(self, op: Op[Gate]) -> None:
         gate, up = op.inputs
-        if op.activation == "silu":
+        if op.attrs.activation == "silu":
             x = self.model.add("QuickGelu", (gate,), f"{op.output}/silu", CONTRIB, alpha=1.0)
         else:
             x = self.model.add("Gelu", (gate,), f"{op.output}/gelu", approximate="tanh")
         self.model.add("Mul", (x, up), op.output)
 
-    def _add(self, op: Op) -> None:
+    def _add(self, op: Op[Add]) -> None:
         self.model.add("Add", op.inputs, op.output)
 
-    def _select(self, op: Op) -> None:
+    def _select(self, op: Op[Select]) -> None:
         self.model.add("Gather", (op.inputs[0], "rows"), op.output, axis=1)
 
-    def _softcap(self, op: Op) -> None:
-        cap = self.model.constant(f"cap.{op.softcap}", op.softcap, np.float32)
+    def _softcap(self, op: Op[Softcap]) -> None:
+        cap = self.model.constant(f"cap.{op.attrs.cap}", op.attrs.cap, np.float32)
         x = self.model.add("Div", (op.inputs[0], cap), f"{op.output}/scaled")
         x = self.model.add("Tanh", (x,), f"{op.output}/tanh")
         self.model.add("Mul", (x, cap), op.output)

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 from onnx import TensorProto
 
-from edge.graph import Graph, Op, Weight
+from edge.graph import Graph
+from edge.ops import Linear, Op, Weight
 from edge.payload import Scheme
 from edge.weights import Weights
 from exporters.emit.onnx_model import CONTRIB, Model, Span
@@ -17,7 +18,7 @@ from exporters.emit.onnx_model import CONTRIB, Model, Span
 # How a linear's input is taken: "int8" a block of 32 at a time (accuracy level 4), "int16" as the sum of two int8
 # parts (as exact as float to four digits at little more than int8's cost), "float" as it is (accuracy level 0).
 Precision = Literal["int8", "int16", "float"]
-Choose = Callable[[Op], Precision]
+Choose = Callable[[Weight], Precision]  # of the linear of a weight
 
 
 class Initializers:
@@ -50,10 +51,10 @@ class Initializers:
 class SiblingParts:
     """Like parts of sibling weights, side by side in the payload, as initializers of one matrix of `rows` rows."""
 
-    def __init__(self, initializers: Initializers, group: Sequence[Op]) -> None:
+    def __init__(self, initializers: Initializers, group: Sequence[Op[Linear]]) -> None:
         self._initializers = initializers
-        self._bias = group[0].bias
-        weights = [op.weight for op in group if op.weight]
+        self._bias = group[0].attrs.bias
+        weights = [op.attrs.weight for op in group]
         self._first = weights[0].name
         self.rows = sum(weight.shape[0] for weight in weights)
         self.name = "+".join(weight.name for weight in weights)
@@ -89,7 +90,7 @@ class LinearEmitter:
         self._schemes = initializers.weights.schemes
         self._precision = precision
 
-    def emit(self, op: Op) -> None:
+    def emit(self, op: Op[Linear]) -> None:
         """Emit the siblings of an op as one matrix where their payload lies side by side, then take it apart."""
         group = self._siblings[op.output]
         if op is not group[0]:
@@ -100,33 +101,33 @@ class LinearEmitter:
             return
         whole = "+".join(each.output for each in group)
         self._matrix(group, whole)
-        sizes = [each.weight.shape[0] for each in group if each.weight]
+        sizes = [each.attrs.weight.shape[0] for each in group]
         split = self._model.constant(f"split.{sizes}", sizes)
         self._model.add("Split", (whole, split), [each.output for each in group], axis=-1)
 
-    def _adjacent(self, group: Sequence[Op]) -> bool:
+    def _adjacent(self, group: Sequence[Op[Linear]]) -> bool:
         """Whether siblings are quantized alike, are taken alike, and each part of one ends where the next begins."""
-        weights = [op.weight for op in group if op.weight]
+        weights, biases = [op.attrs.weight for op in group], [op.attrs.bias for op in group]
         scheme = self._schemes[weights[0].name]
         alike = {
-            (self._schemes[w.name], op.bias is None, self._precision(op)) for w, op in zip(weights, group, strict=True)
+            (self._schemes[weight.name], bias is None, self._precision(weight))
+            for weight, bias in zip(weights, biases, strict=True)
         }
         if len(alike) > 1 or scheme is None:
             return False
         columns = [[f"{weight.name}.{part}" for weight in weights] for part in scheme.parts(1, 1)]
-        columns.append([op.bias.name for op in group if op.bias])
+        columns.append([bias.name for bias in biases if bias])
         infos = [[self._initializers.weights.info(name) for name in column] for column in columns]
         return all(a.stop == b.start for column in infos for a, b in pairwise(column))
 
-    def _matrix(self, group: Sequence[Op], output: str) -> None:
+    def _matrix(self, group: Sequence[Op[Linear]], output: str) -> None:
         """One or more sibling linears as one multiplication, whose value is `output`."""
-        op = group[0]
-        assert op.weight is not None
-        scheme = self._schemes[op.weight.name]
+        op, weight = group[0], group[0].attrs.weight
+        scheme = self._schemes[weight.name]
         if scheme is None:
-            self._float_matrix(op, op.weight)
+            self._float_matrix(op)
             return
-        precision, parts, columns = self._precision(op), SiblingParts(self._initializers, group), op.weight.shape[1]
+        precision, parts, columns = self._precision(weight), SiblingParts(self._initializers, group), weight.shape[1]
         groups = scheme.groups(columns)
         whole = precision != "int16" and scheme.kind != "affine"
         product = output if whole else f"{output}/product"
@@ -141,7 +142,7 @@ class LinearEmitter:
         if not whole:
             terms = [self._sum_parts(product) if precision == "int16" else product]
             terms += [self._correction(op.inputs[0], scheme, parts, columns)] if scheme.kind == "affine" else []
-            terms += [parts.bias()] if op.bias else []
+            terms += [parts.bias()] if op.attrs.bias else []
             self._add_up(terms, output)
 
     def _add_up(self, terms: list[str], output: str) -> None:
@@ -197,10 +198,10 @@ class LinearEmitter:
         shape = constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
         return self._model.add("Reshape", (x, shape), f"{name}/blocks")
 
-    def _float_matrix(self, op: Op, weight: Weight) -> None:
-        floats = self._initializers.floats
+    def _float_matrix(self, op: Op[Linear]) -> None:
+        floats, weight, bias = self._initializers.floats, op.attrs.weight, op.attrs.bias
         matrix = self._model.once("Transpose", (floats(weight.name),), f"{weight.name}.t", perm=[1, 0])
-        product = f"{op.output}/product" if op.bias else op.output
+        product = f"{op.output}/product" if bias else op.output
         self._model.add("MatMul", (op.inputs[0], matrix), product)
-        if op.bias:
-            self._model.add("Add", (product, floats(op.bias.name)), op.output)
+        if bias:
+            self._model.add("Add", (product, floats(bias.name)), op.output)

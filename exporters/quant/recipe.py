@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from edge import payload, texts
-from edge.decoder import DecoderSpec
 from edge.errors import NotFoundError, OptionError
-from edge.graph import Weight
+from edge.ops import Weight
 from edge.payload import Axis, Layout, Scheme
 from exporters.checkpoint import SourceTensor
 from exporters.quant.method import DEFAULT, find
@@ -72,7 +71,7 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "activation_kl": self.activation_kl, "rule": [_told(rule) for rule in self.rules]}
 
-    def choose(self, weight: Weight, source: SourceTensor, spec: DecoderSpec) -> Choice:
+    def choose(self, weight: Weight, source: SourceTensor) -> Choice:
         """The layout and methods for a weight.
 
         Raises OptionError when it is a matrix and no rule takes all of it, or a rule names heads that it has not.
@@ -82,14 +81,14 @@ class Recipe:
         rules = [rule for rule in self.rules if rule.takes(weight.name)]
         whole = next((index for index, rule in enumerate(rules) if rule.heads is None), len(rules))
         if rules and whole == 0:
-            return _choose(rules[0], weight, source, spec.head_dim)
+            return _choose(rules[0], weight, source)
         if not rules:
             raise OptionError(f"recipe {self.name!r} has no rule for {weight.name}; end it with a rule that matches *")
-        return self._by_head(rules[: whole + 1], weight, source, spec.head_dim)
+        return self._by_head(rules[: whole + 1], weight, source)
 
-    def _by_head(self, rules: list[Rule], weight: Weight, source: SourceTensor, head_dim: int) -> Choice:
+    def _by_head(self, rules: list[Rule], weight: Weight, source: SourceTensor) -> Choice:
         """A choice for each head by the first rule that names it, neighbours that are chosen alike in one run."""
-        axis = _axis(weight)
+        axis, head_dim = _axis(weight), weight.head_dim
         if axis is None:
             raise OptionError(f"recipe {self.name!r} names heads of {weight.name}, which has none")
         count = weight.shape[0 if axis == "rows" else 1] // head_dim
@@ -103,7 +102,7 @@ class Recipe:
                 raise OptionError(
                     f"recipe {self.name!r} has no rule for head {head} of {weight.name}; end it with one that matches *"
                 )
-            chosen.append(_choose(rule, weight, source, head_dim))
+            chosen.append(_choose(rule, weight, source))
         alike = [(choice, sum(1 for _ in same)) for choice, same in groupby(chosen)]
         if len(alike) == 1:
             return chosen[0]
@@ -126,18 +125,18 @@ def _told(rule: Rule) -> dict[str, Any]:
 
 def _axis(weight: Weight) -> Axis | None:
     """Where the heads of a matrix lie; None if it has none."""
-    if weight.name.endswith((".attn.q", ".attn.k", ".attn.v")):
-        return "rows"
-    return "columns" if weight.name.endswith(".attn.o") else None
+    if not weight.head_dim:
+        return None
+    return "columns" if weight.role == "output" else "rows"
 
 
 def _cuts_groups(source: SourceTensor, head_dim: int) -> bool:
     return source.scheme is not None and head_dim % source.scheme.group != 0
 
 
-def _choose(rule: Rule, weight: Weight, source: SourceTensor, head_dim: int) -> Choice:
+def _choose(rule: Rule, weight: Weight, source: SourceTensor) -> Choice:
     """What a rule makes of a weight, or of one head of it."""
-    carried = rule.carry and source.scheme is not None
+    head_dim, carried = weight.head_dim, rule.carry and source.scheme is not None
     scheme = source.scheme if carried else payload.parse_scheme(rule.scheme)
     name = rule.scheme if scheme is None else scheme.name
     method = "carry" if carried else rule.method

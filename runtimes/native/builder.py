@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from edge.errors import UnsupportedError
-from edge.graph import HIDDEN, LOGITS, Graph, Op, Weight
+from edge.graph import HIDDEN, LOGITS, Graph
+from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
 from edge.payload import Scheme
 from runtimes.native.passes import select_early
 from runtimes.native.program import ACTIVATIONS, NONE, Instruction, Matrix, Part, Program, Vector
@@ -45,38 +46,37 @@ class _Builder:
         self.selected: set[str] = set()  # values of the wanted rows alone
         self.free: dict[tuple[int, bool], list[int]] = {}
         self.done: set[str] = set()  # outputs of ops that an earlier instruction computes
-        self.users: dict[str, list[Op]] = {}
+        self.users: dict[str, list[Op[Any]]] = {}
         for op in graph.ops:
             for name in op.inputs:
                 self.users.setdefault(name, []).append(op)
-            if op.kind == "select" or op.inputs[0] in self.selected:
+            if isinstance(op.attrs, Select) or op.inputs[0] in self.selected:
                 self.selected.add(op.output)
         self.siblings = {op.output: group for group in graph.siblings for op in group}
         self.makers = {op.output: op for op in graph.ops}
         self.order = {op.output: index for index, op in enumerate(graph.ops)}
         self.last = {name: index for index, op in enumerate(graph.ops) for name in op.inputs}
-        self.head_input = [op.inputs[0] for op in graph.ops if op.kind == "linear"][-1]
+        self.head_input = [op.inputs[0] for op in graph.ops if isinstance(op.attrs, Linear)][-1]
         self.index = 0  # of the op that is being built
 
     def run(self) -> Program:
         self.program.buffers.append((self.graph.widths[LOGITS], True))
-        makers: dict[str, Callable[[Op], None]] = {
-            "embed": self._embed, "norm": self._norm, "linear": self._linear, "rope": self._rope, "gate": self._gate,
-            "attention": self._attention, "add": self._add, "select": self._select, "softcap": self._softcap,
+        makers: dict[type[Any], Callable[[Op[Any]], None]] = {
+            Embed: self._embed, Norm: self._norm, Linear: self._linear, Rope: self._rope, Gate: self._gate,
+            Attention: self._attention, Add: self._add, Select: self._select, Softcap: self._softcap,
         }  # fmt: skip
         for index, op in enumerate(self.graph.ops):
             self.index = index
-            if op.kind not in makers:
-                raise UnsupportedError(
-                    f"the native engine does not know the op {op.kind}; it knows {', '.join(makers)}"
-                )
+            maker = makers.get(type(op.attrs))
+            if maker is None:
+                raise UnsupportedError(f"the native engine does not know the op {op.kind} ({op.output})")
             if op.output not in self.done:
-                makers[op.kind](op)
+                maker(op)
             self._release(op)
         self.program.hidden = self.where[HIDDEN]
         return self.program
 
-    def _release(self, op: Op) -> None:
+    def _release(self, op: Op[Any]) -> None:
         """Let later values use the buffers of those that this op was the last to read."""
         live = {buffer for name, buffer in self.where.items() if self.last.get(name, -1) > self.index or name == HIDDEN}
         for name in op.inputs:
@@ -84,7 +84,7 @@ class _Builder:
                 buffer = self.where.pop(name)
                 self.free.setdefault(self.program.buffers[buffer], []).append(buffer)
 
-    def _buffer(self, op: Op) -> int:
+    def _buffer(self, op: Op[Any]) -> int:
         """A buffer for an op's output: that of a value that is no longer read, or a new one."""
         if op.output == LOGITS:
             self.where[LOGITS] = 0
@@ -119,14 +119,13 @@ class _Builder:
     def _quantizes(self, value: str) -> bool:
         """Whether linears read a value as codes."""
         return not self.exact and any(
-            op.kind == "linear" and op.weight and self.schemes[op.weight.name] for op in self.users.get(value, ())
+            isinstance(op.attrs, Linear) and self.schemes[op.attrs.weight.name] for op in self.users.get(value, ())
         )
 
     def _only_codes(self, value: str) -> bool:
         """Whether nothing reads a value but linears that take codes."""
         return not self.exact and all(
-            op.kind == "linear" and op.weight is not None and self.schemes[op.weight.name] is not None
-            for op in self.users[value]
+            isinstance(op.attrs, Linear) and self.schemes[op.attrs.weight.name] is not None for op in self.users[value]
         )
 
     def _codes(self, value: str) -> tuple[int, float]:
@@ -147,23 +146,24 @@ class _Builder:
         codes, crest = self._codes(value)
         self._emit("quantize", a=self.where[value], quantized_out=codes, crest=crest)
 
-    def _embed(self, op: Op) -> None:
-        assert op.weight is not None
-        self._emit("embed", matrix=self._matrix([op.weight]), out=self._buffer(op), scale=op.scale)
+    def _embed(self, op: Op[Embed]) -> None:
+        matrix = self._matrix([op.attrs.weight])
+        self._emit("embed", matrix=matrix, out=self._buffer(op), scale=op.attrs.scale)
 
-    def _norm(self, op: Op) -> None:
+    def _norm(self, op: Op[Norm]) -> None:
+        attrs = op.attrs
         source, out = self.where[op.inputs[0]], self._buffer(op)
         codes, crest = self._codes(op.output) if self._quantizes(op.output) else (NONE, 0.0)
-        self._emit("norm", a=source, out=out, vector=self._vector(op.weight, op.offset), heads=op.heads, dim=op.dim,
-                   eps=op.eps, quantized_out=codes, crest=crest)  # fmt: skip
+        self._emit("norm", a=source, out=out, vector=self._vector(attrs.weight, attrs.offset), heads=attrs.pieces,
+                   dim=attrs.dim, eps=attrs.eps, quantized_out=codes, crest=crest)  # fmt: skip
 
-    def _linear(self, op: Op) -> None:
-        assert op.weight is not None
-        scheme = self.schemes[op.weight.name]
+    def _linear(self, op: Op[Linear]) -> None:
+        weight = op.attrs.weight
+        scheme = self.schemes[weight.name]
         group = [
             other for other in self.siblings[op.output]
-            if other.weight and other.output not in self.done and self.schemes[other.weight.name] == scheme
-            and self.dtypes[other.weight.name] == self.dtypes[op.weight.name]
+            if other.output not in self.done and self.schemes[other.attrs.weight.name] == scheme
+            and self.dtypes[other.attrs.weight.name] == self.dtypes[weight.name]
         ]  # fmt: skip
         source = op.inputs[0]
         if scheme is not None and not self.exact:
@@ -178,7 +178,7 @@ class _Builder:
         else:
             self._plain(group, operands)
 
-    def _plain(self, group: Sequence[Op], operands: dict[str, int]) -> None:
+    def _plain(self, group: Sequence[Op[Linear]], operands: dict[str, int]) -> None:
         residual = self._residual_after(group[0]) if len(group) == 1 else None
         if residual:
             self.done.add(residual.output)
@@ -187,17 +187,16 @@ class _Builder:
             outputs = [self._buffer(op) for op in group]
         self.done.update(op.output for op in group)
         parts = tuple(
-            Part(buffer, op.weight.shape[0], self._vector(op.bias))
+            Part(buffer, op.attrs.weight.shape[0], self._vector(op.attrs.bias))
             for buffer, op in zip(outputs, group, strict=True)
-            if op.weight
         )
-        matrix = self._matrix([op.weight for op in group if op.weight])
+        matrix = self._matrix([op.attrs.weight for op in group])
         self._emit("linear", **operands, matrix=matrix, parts=parts, b=outputs[0] if residual else NONE)
 
-    def _residual_after(self, op: Op) -> Op | None:
+    def _residual_after(self, op: Op[Linear]) -> Op[Add] | None:
         """The addition to a linear's output that comes next and may be done in place, its buffer then known."""
         users = self.users.get(op.output, [])
-        if len(users) != 1 or users[0].kind != "add" or users[0].output == LOGITS:
+        if len(users) != 1 or not isinstance(users[0].attrs, Add) or users[0].output == LOGITS:
             return None
         add = users[0]
         other = add.inputs[0] if add.inputs[1] == op.output else add.inputs[1]
@@ -207,18 +206,18 @@ class _Builder:
         self.where[add.output] = self.where[other]
         return add
 
-    def _gate_over(self, group: Sequence[Op]) -> Op | None:
+    def _gate_over(self, group: Sequence[Op[Linear]]) -> Op[Gate] | None:
         """The gate that alone reads two sibling linears, in this order."""
         users = self.users.get(group[0].output, [])
-        if len(group) != 2 or len(users) != 1 or users[0].kind != "gate":
+        if len(group) != 2 or len(users) != 1 or not isinstance(users[0].attrs, Gate):
             return None
         fits = users[0].inputs == tuple(op.output for op in group) and self.users[group[1].output] == users
         return users[0] if fits else None
 
-    def _gated(self, group: Sequence[Op], gate: Op, operands: dict[str, int]) -> None:
+    def _gated(self, group: Sequence[Op[Linear]], gate: Op[Gate], operands: dict[str, int]) -> None:
         """Both linears and the gate in one instruction."""
-        parts = tuple(Part(NONE, op.weight.shape[0], self._vector(op.bias)) for op in group if op.weight)
-        matrix = self._matrix([op.weight for op in group if op.weight], interleaved=True)
+        parts = tuple(Part(NONE, op.attrs.weight.shape[0], self._vector(op.attrs.bias)) for op in group)
+        matrix = self._matrix([op.attrs.weight for op in group], interleaved=True)
         if self._only_codes(gate.output):
             codes, crest = self._codes(gate.output)
             operands = {**operands, "quantized_out": codes}
@@ -226,50 +225,53 @@ class _Builder:
             crest = 0.0
             operands = {**operands, "out": self._buffer(gate)}
         self._emit("linear", **operands, matrix=matrix, parts=parts, gated=1, crest=crest,
-                   activation=ACTIVATIONS.index(gate.activation))  # fmt: skip
-        self.done.update(op.output for op in (*group, gate))
+                   activation=ACTIVATIONS.index(gate.attrs.activation))  # fmt: skip
+        self.done.update((gate.output, *(op.output for op in group)))
 
-    def _rope(self, op: Op) -> None:
+    def _rope(self, op: Op[Rope]) -> None:
         """Rotation in place; for an attention that reads both rotated values, it is left to storing the keys."""
         source = op.inputs[0]
         if self.users[source] != [op]:
             raise UnsupportedError(f"the native engine turns {source} in place, so nothing but {op.output} may read it")
         self.where[op.output] = self.where[source]
         if self._stored_with(op) is None:
-            self._emit("rope", a=self.where[op.output], heads=op.heads, dim=op.dim, rotary=op.rotary, rope=op.rope)
+            attrs = op.attrs
+            self._emit("rope", a=self.where[op.output], heads=attrs.heads, dim=attrs.dim, rotary=attrs.rotary,
+                       rope=attrs.rope)  # fmt: skip
 
-    def _stored_with(self, op: Op) -> Op | None:
+    def _stored_with(self, op: Op[Rope]) -> Op[Attention] | None:
         """The attention that alone reads a rotated value, if it reads another one that is rotated alike."""
         users = self.users[op.output]
-        if len(users) != 1 or users[0].kind != "attention":
+        if len(users) != 1 or not isinstance(users[0].attrs, Attention):
             return None
-        makers = [self.makers.get(name) for name in users[0].inputs[:2]]
-        alike = {(maker.kind, maker.rope, maker.rotary) if maker else None for maker in makers}
-        return users[0] if alike == {("rope", op.rope, op.rotary)} else None
+        made = [self.makers[name].attrs if name in self.makers else None for name in users[0].inputs[:2]]
+        alike = {(attrs.rope, attrs.rotary) if isinstance(attrs, Rope) else None for attrs in made}
+        return users[0] if alike == {(op.attrs.rope, op.attrs.rotary)} else None
 
-    def _attention(self, op: Op) -> None:
+    def _attention(self, op: Op[Attention]) -> None:
+        attrs = op.attrs
         q, k, v = (self.where[name] for name in op.inputs)
         rotation = self.makers.get(op.inputs[0])
-        rope = rotation if rotation and rotation.kind == "rope" and self._stored_with(rotation) else None
-        common = {"heads": op.heads, "kv_heads": op.kv_heads, "dim": op.dim, "layer": op.layer}
+        rope = rotation.attrs if rotation and isinstance(rotation.attrs, Rope) and self._stored_with(rotation) else None
+        common = {"heads": attrs.heads, "kv_heads": attrs.kv_heads, "dim": attrs.dim, "layer": attrs.layer}
         self._emit(
             "store", a=q, b=k, c=v, rope=rope.rope if rope else NONE, rotary=rope.rotary if rope else 0, **common
         )
         out = self._buffer(op)
-        self._emit("attention", a=q, out=out, scale=op.scale, softcap=op.softcap or 0.0, **common)
+        self._emit("attention", a=q, out=out, scale=attrs.scale, softcap=attrs.softcap or 0.0, **common)
 
-    def _gate(self, op: Op) -> None:
+    def _gate(self, op: Op[Gate]) -> None:
         gate, up = (self.where[name] for name in op.inputs)
-        self._emit("gate", a=gate, b=up, out=self._buffer(op), activation=ACTIVATIONS.index(op.activation))
+        self._emit("gate", a=gate, b=up, out=self._buffer(op), activation=ACTIVATIONS.index(op.attrs.activation))
 
-    def _add(self, op: Op) -> None:
+    def _add(self, op: Op[Add]) -> None:
         a, b = (self.where[name] for name in op.inputs)
         self._emit("add", a=a, b=b, out=self._buffer(op))
 
-    def _select(self, op: Op) -> None:
+    def _select(self, op: Op[Select]) -> None:
         source = self.where[op.inputs[0]]
         self._emit("select", a=source, out=self._buffer(op))
 
-    def _softcap(self, op: Op) -> None:
+    def _softcap(self, op: Op[Softcap]) -> None:
         source = self.where[op.inputs[0]]
-        self._emit("softcap", a=source, out=self._buffer(op), softcap=op.softcap)
+        self._emit("softcap", a=source, out=self._buffer(op), softcap=op.attrs.cap)

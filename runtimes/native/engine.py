@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edge import rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores
-from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
+from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError, UnsupportedError
 from edge.kv import KvLayout
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
@@ -100,10 +100,11 @@ class NativeRuntime:
         self._use(self._rotate_sinks, sequence, ring, shift)
 
     def _rotate_sinks(self, engine: Engine, sequence: int, ring: int, shift: int) -> None:
-        for index, layer in enumerate(self.spec.layers):
-            if self.spec.windows.index(layer.window) != ring or layer.rope is None:
+        for index, (layer, group) in enumerate(zip(self.spec.layers, self.spec.layer_groups, strict=True)):
+            turned = layer.attention.rope
+            if group != ring or turned is None:
                 continue
-            cos, sin = rope.turns(self.spec.ropes[layer.rope], np.array([shift], np.int64), context=self.layout.context)
+            cos, sin = rope.turns(self.spec.ropes[turned], np.array([shift], np.int64), context=self.layout.context)
             engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
 
     def close(self) -> None:
@@ -169,8 +170,10 @@ def _make_engine(
         for ring in layout.rings:
             native.add_ring(ring.slots, ring.window, ring.sinks)
         kept = [KV_DTYPES.index(dtype) for dtype in kv_dtypes(bundle, wanted)]
-        rings = [spec.windows.index(layer.window) for layer in spec.layers]
-        native.set_kv(layout.sequences, layout.chunk, spec.kv_heads, spec.head_dim, rings, kept)
+        heads = {(kv.kv_heads, kv.key_dim) for kv in spec.kv_groups}
+        if len(heads) > 1:
+            raise UnsupportedError(f"the native engine keeps keys of one size in all layers, not of {sorted(heads)}")
+        native.set_kv(layout.sequences, layout.chunk, *heads.pop(), list(spec.layer_groups), kept)
         return _native.Engine(native, kernels, threads)
     except ValueError as error:
         raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error

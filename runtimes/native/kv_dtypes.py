@@ -27,12 +27,13 @@ def _outlying(bundle: Bundle, layer: int) -> float:
     a bias away and multiplies each channel by a constant.
     """
     weights, spec, name = bundle.weights, bundle.spec, f"layers.{layer}.attn"
-    if spec.qk_norm != "none":
+    attention = spec.layers[layer].attention
+    if attention.qk_norm != "none":
         spread = weights.read(f"{name}.k_norm") + np.float32(spec.norm_offset)
-        constants = spread = spread.reshape(-1, spec.head_dim)
+        constants = spread = spread.reshape(-1, attention.head_dim)
     elif f"{name}.k.bias" in weights.shapes:
         columns = weights.read(f"{name}_norm") + np.float32(spec.norm_offset) if spec.pre_norms else np.float32(1)
-        spread = np.linalg.norm(weights.read(f"{name}.k") * columns, axis=1).reshape(-1, spec.head_dim)
+        spread = np.linalg.norm(weights.read(f"{name}.k") * columns, axis=1).reshape(-1, attention.head_dim)
         constants = weights.read(f"{name}.k.bias").reshape(spread.shape)
     else:
         return 0.0

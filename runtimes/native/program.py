@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edge.graph import Weight
+from edge.ops import Weight
 from edge.payload import Scheme
 
 NONE = -1

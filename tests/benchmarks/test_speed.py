@@ -18,17 +18,16 @@ from benchmarks import limits, models, speed, speed_tables, synthetic
 from benchmarks.engines import Command, Rates, Sample, Worker
 from benchmarks.speed_tables import Group
 from benchmarks.workers.dsedge import kv_rows
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.decoder import DecoderSpec
 from edge.graph import build
 from edge.kv import Cache, plan_layout
 from edge.runtime import Runtime
 from runtimes import scripted
 from runtimes.buffers import KvPool
+from tests.specs import small_spec, with_attention
 
-SPEC = DecoderSpec(
-    family="tiny", vocab_size=10, hidden_size=4, intermediate_size=6, heads=2, kv_heads=1, head_dim=2,
-    layers=(LayerSpec(), LayerSpec(window=8)), ropes=(RopeSpec(2, 10_000.0),), context=64, norm_eps=1e-5,
-    attention_scale=1.0,
+SPEC = small_spec(
+    windows=(None, 8), attention={"head_dim": 2, "scale": 1.0}, mlp={"size": 6}, vocab_size=10, hidden_size=4,
 )  # fmt: skip
 
 
@@ -44,7 +43,7 @@ def test_a_token_reads_every_weight_but_the_embeddings_rows() -> None:
     tied = replace(SPEC, tied_head=True)
     assert sum(numbers(tied).values()) == 300
     assert limits.weights_read(build(tied), numbers(tied).__getitem__) == 300
-    biased = replace(SPEC, qkv_bias=True)
+    biased = with_attention(SPEC, qkv_bias=True)
     assert limits.weights_read(build(biased), numbers(biased).__getitem__) == 300 + 2 * (4 + 2 + 2)
 
 
@@ -52,9 +51,9 @@ def test_the_large_shape_reads_what_its_config_says() -> None:
     c = synthetic.QWEN_7B
     hidden, inner, keys = c["hidden_size"], c["intermediate_size"], 128 * c["num_key_value_heads"]
     layer = hidden * (2 * hidden + 2 * keys + 3 * inner) + hidden + 2 * keys + 2 * hidden
-    spec = replace(
-        SPEC, vocab_size=c["vocab_size"], hidden_size=hidden, intermediate_size=inner, heads=28, kv_heads=4,
-        head_dim=128, layers=(LayerSpec(),) * 28, qkv_bias=True,
+    spec = small_spec(
+        windows=(None,) * 28, attention={"heads": 28, "kv_heads": 4, "head_dim": 128, "qkv_bias": True},
+        mlp={"size": inner}, vocab_size=c["vocab_size"], hidden_size=hidden,
     )  # fmt: skip
     expected = 28 * layer + hidden + c["vocab_size"] * hidden
     assert limits.weights_read(build(spec), numbers(spec).__getitem__) == expected
@@ -68,7 +67,7 @@ def test_operations_of_a_prompt_agree_with_the_rings_own_masks(prompt: int) -> N
     assert weights == 2 * (prompt * 2 * 120 + 40)
     plans = Cache(plan_layout(SPEC, 64, chunk=64)).plan(prompt)
     pairs = sum(int(plan.mask().sum()) for plan in plans)
-    assert attention == 2 * 2 * pairs * SPEC.heads * SPEC.head_dim
+    assert attention == 2 * 2 * pairs * 2 * 2  # heads of 2
     last = sum(int(plan.mask()[-1].sum()) for plan in plans)
     assert limits.rows_seen(SPEC, prompt) == last
 
@@ -77,7 +76,7 @@ def test_rows_of_the_cache_are_all_that_is_reserved() -> None:
     layout = plan_layout(SPEC, 40, chunk=16, sequences=3)
     runtime = cast("Runtime", SimpleNamespace(spec=SPEC, layout=layout))
     assert kv_rows(runtime) == 3 * ((40 + 16) + (8 + 16 + 16))
-    row = 2 * SPEC.kv_heads * SPEC.head_dim * 4
+    row = 2 * 2 * 4  # a key and a value of 2 numbers
     assert KvPool(SPEC, layout).nbytes == pytest.approx(kv_rows(runtime) * row, abs=2 * 63)
 
 

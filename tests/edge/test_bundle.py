@@ -65,9 +65,9 @@ def test_a_whole_bundle_opens_and_its_manifest_round_trips(bundle: Path) -> None
 
 
 def test_a_payload_that_is_not_the_specs_is_refused_at_opening(bundle: Path, edit: Edit) -> None:
-    edit(lambda data: data["spec"].update(intermediate_size=3))
+    edit(lambda data: data["spec"]["layers"][0]["mlp"].update(size=3))
     both(bundle, r"tensor 'layers\.0\.mlp\.gate' is F32 \[2, 2\], F32 \[3, 2\] is needed")
-    edit(lambda data: data["spec"].update(intermediate_size=2))
+    edit(lambda data: data["spec"]["layers"][0]["mlp"].update(size=2))
     edit(lambda data: data["schemes"].update(embed="int4-g32-sym"))
     both(bundle, r"tensor 'embed\.codes' is missing")
 
@@ -238,7 +238,7 @@ def test_a_manifest_that_is_none(content: bytes, bundle: Path) -> None:
         (lambda data: data["files"].pop("weights.safetensors"), "lists no weights.safetensors"),
         (lambda data: data["graphs"].update(a=graph("decoder.onnx")), "'decoder.onnx' is not among the files"),
         (lambda data: data["graphs"].update(a=graph(["decoder.onnx"])), "must be texts"),
-        (lambda data: data["spec"].update(kv_heads=0), "kv_heads is 0"),
+        (lambda data: data["spec"]["layers"][0]["attention"].update(kv_heads=0), "kv_heads is 0"),
     ],
 )
 def test_manifest_fields_are_checked(how: Callable[[dict[str, Any]], object], words: str, bundle: Path, edit: Edit,

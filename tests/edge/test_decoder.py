@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError
+from edge.layers import Dense, Gqa, KvSpec, LayerSpec
 
 LLAMA3 = RopeSpec(8, 5e5, "llama3", 8.0, 1.0, 4.0, 8192)
 LONGROPE = RopeSpec(
@@ -20,17 +22,27 @@ LONGROPE = RopeSpec(
 )
 
 
+ATTENTION = Gqa(
+    heads=4, kv_heads=2, head_dim=32, scale=0.25, window=512, rope=1, softcap=50.0, qk_norm="head", qkv_bias=True,
+    output_bias=True,
+)  # fmt: skip
+MLP = Dense(96, "gelu_tanh", bias=True)
+
+
 def make_spec(**changes: Any) -> DecoderSpec:
     """A spec in which no optional field has its default."""
+    kinds = (ATTENTION, replace(ATTENTION, window=None, rope=None), replace(ATTENTION, rope=0), Gqa(4, 2, 32, 0.5))
     values: dict[str, Any] = {
-        "family": "test", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "heads": 4, "kv_heads": 2,
-        "head_dim": 32, "layers": (LayerSpec(512, 1), LayerSpec(None, None), LayerSpec(512, 0), LayerSpec()),
-        "ropes": (RopeSpec(32, 1e4), LLAMA3, LONGROPE), "context": 4096, "norm_eps": 1e-6, "attention_scale": 0.25,
-        "norm_offset": 1.0, "pre_norms": False, "post_norms": True, "qk_norm": "head", "qkv_bias": True,
-        "output_bias": True, "mlp_bias": True, "activation": "gelu_tanh", "embedding_scale": 8.0,
-        "attention_softcap": 50.0, "logit_softcap": 30.0, "tied_head": True,
+        "family": "test", "vocab_size": 300, "hidden_size": 64,
+        "layers": tuple(LayerSpec(attention, MLP) for attention in kinds),
+        "ropes": (RopeSpec(32, 1e4), LLAMA3, LONGROPE), "context": 4096, "norm_eps": 1e-6, "norm_offset": 1.0,
+        "pre_norms": False, "post_norms": True, "embedding_scale": 8.0, "logit_softcap": 30.0, "tied_head": True,
     }  # fmt: skip
     return DecoderSpec(**{**values, **changes})
+
+
+def layers(attention: Gqa) -> tuple[LayerSpec, ...]:
+    return (LayerSpec(attention, MLP),)
 
 
 def as_json(spec: DecoderSpec) -> Any:
@@ -40,11 +52,13 @@ def as_json(spec: DecoderSpec) -> Any:
 def test_round_trip_through_text_keeps_every_field() -> None:
     spec = make_spec()
     assert DecoderSpec.from_json(as_json(spec)) == spec
-    small = DecoderSpec("f", 2, 2, 2, 1, 1, 2, (LayerSpec(),), (RopeSpec(2, 1e4),), 8, 1e-5, 1.0)
+    small = DecoderSpec("f", 2, 2, (LayerSpec(Gqa(1, 1, 2, 1.0), Dense(2)),), (RopeSpec(2, 1e4),), 8, 1e-5)
     data = as_json(small)
-    assert data["layers"] == [{"window": None, "rope": 0}]
-    for name in ("tied_head", "qk_norm", "attention_softcap"):  # an older writer leaves out what has a default
-        del data[name]
+    assert data["layers"][0]["mlp"] == {"kind": "dense", "size": 2, "activation": "silu", "bias": False}
+    assert data["layers"][0]["attention"]["kind"] == "gqa"
+    del data["tied_head"]  # an older writer leaves out what has a default
+    for name in ("qk_norm", "softcap"):
+        del data["layers"][0]["attention"][name]
     assert DecoderSpec.from_json(data) == small
 
 
@@ -54,8 +68,30 @@ def test_whole_numbers_may_stand_for_floats() -> None:
     assert DecoderSpec.from_json(data) == make_spec()
 
 
-def test_layers_with_one_window_share_a_ring_in_order_of_first_use() -> None:
-    assert make_spec().windows == (512, None)
+def test_layers_that_keep_tokens_alike_share_a_group_in_order_of_first_use() -> None:
+    spec = make_spec()
+    assert spec.kv_groups == (KvSpec("heads", 2, 32, 32, 512), KvSpec("heads", 2, 32, 32, None))
+    assert spec.layer_groups == (0, 1, 0, 1)
+    assert replace(spec, layers=spec.layers[1:]).layer_groups == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: replace(ATTENTION, kv_heads=3), "4 heads cannot be grouped over 3 kv heads"),
+        (lambda: replace(ATTENTION, head_dim=0), "head_dim is 0"),
+        (lambda: replace(ATTENTION, scale=math.nan), "scale is nan"),
+        (lambda: replace(ATTENTION, softcap=0.0), "softcap is 0.0"),
+        (lambda: replace(ATTENTION, window=0), "window of 0"),
+        (lambda: replace(ATTENTION, window=2**80), "window of"),
+        (lambda: replace(ATTENTION, qk_norm="yes"), "'yes'; known: none, head, full"),
+        (lambda: replace(MLP, activation="relu"), "'relu'; known: silu, gelu_tanh"),
+        (lambda: replace(MLP, size=2**31), "size is 2147483648"),
+    ],
+)
+def test_impossible_parts_of_a_layer_are_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(BundleError, match=words):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -65,20 +101,15 @@ def test_layers_with_one_window_share_a_ring_in_order_of_first_use() -> None:
         ({"hidden_size": -64}, "hidden_size is -64"),
         ({"context": 2**31}, "not a size"),
         ({"layers": ()}, "0 layers"),
-        ({"layers": (LayerSpec(),) * 4097}, "4097 layers"),
-        ({"kv_heads": 3}, "4 heads cannot be grouped over 3 kv heads"),
+        ({"layers": layers(ATTENTION) * 4097}, "4097 layers"),
         ({"norm_eps": 0.0}, "norm_eps"),
         ({"norm_eps": math.nan}, "norm_eps"),
-        ({"attention_scale": math.nan}, "attention_scale is nan"),
         ({"embedding_scale": math.inf}, "embedding_scale is inf"),
         ({"embedding_scale": 10**400}, "embedding_scale"),
-        ({"attention_softcap": 0.0}, "attention_softcap is 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap is -30.0"),
-        ({"layers": (LayerSpec(rope=3),)}, "rope 3 of 3"),
-        ({"layers": (LayerSpec(rope=-1),)}, "rope -1 of 3"),
-        ({"layers": (LayerSpec(window=0),)}, "window of 0"),
-        ({"layers": (LayerSpec(window=2**80),)}, "window of"),
-        ({"ropes": (RopeSpec(7, 1e4), LLAMA3)}, "7 of 32 dimensions"),
+        ({"layers": layers(replace(ATTENTION, rope=3))}, "rope 3 of 3"),
+        ({"layers": layers(replace(ATTENTION, rope=-1))}, "rope -1 of 3"),
+        ({"ropes": (RopeSpec(7, 1e4), LLAMA3)}, "rope over 7 dimensions"),
         ({"ropes": (RopeSpec(34, 1e4), LLAMA3)}, "34 of 32 dimensions"),
         ({"ropes": (RopeSpec(32, 0.0), LLAMA3)}, "theta is 0.0"),
         ({"ropes": (RopeSpec(32, math.nan), LLAMA3)}, "theta is nan"),
@@ -93,8 +124,6 @@ def test_layers_with_one_window_share_a_ring_in_order_of_first_use() -> None:
         ({"ropes": (LLAMA3, replace(LONGROPE, attention_factor=0.0))}, "attention_factor is 0.0"),
         ({"ropes": (LLAMA3, replace(LLAMA3, original_context=0))}, "context of 0"),
         ({"ropes": (LLAMA3, replace(LLAMA3, low_freq_factor=4.0))}, "frequency factors 4.0 and 4.0"),
-        ({"activation": "relu"}, "'relu'; known: silu, gelu_tanh"),
-        ({"qk_norm": "yes"}, "'yes'; known: none, head, full"),
     ],
 )
 def test_impossible_specs_are_refused(changes: dict[str, Any], words: str) -> None:
@@ -105,23 +134,28 @@ def test_impossible_specs_are_refused(changes: dict[str, Any], words: str) -> No
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("heads",), "4", "heads is '4', which is no int"),
-        (("heads",), 4.0, "no int"),
-        (("heads",), True, "no int"),
+        (("hidden_size",), "4", "hidden_size is '4', which is no int"),
+        (("hidden_size",), 4.0, "no int"),
+        (("hidden_size",), True, "no int"),
         (("tied_head",), 1, "no bool"),
         (("norm_eps",), None, "no float"),
         (("family",), 3, "no str"),
         (("layers",), 5, "TypeError"),
-        (("layers",), "abc", "AttributeError"),
-        (("layers", 0), None, "AttributeError"),
-        (("layers", 0, "window"), "all", "no int"),
-        (("layers", 0, "windows"), 3, "unknown field 'windows' in LayerSpec"),
+        (("layers",), "abc", "a layer of a; it has an attention and an mlp"),
+        (("layers", 0), None, "TypeError"),
+        (("layers", 0), {"attention": {}}, "a layer of attention; it has"),
+        (("layers", 0, "mlp"), None, "TypeError"),
+        (("layers", 0, "attention", "kind"), "mamba", "attention of kind 'mamba'; known: gqa"),
+        (("layers", 0, "attention", "kind"), ["gqa"], "TypeError"),
+        (("layers", 0, "attention", "window"), "all", "no int"),
+        (("layers", 0, "attention", "windows"), 3, "unknown field 'windows' in Gqa"),
+        (("layers", 0, "mlp", "activation"), ["silu"], "activation"),
+        (("kv_groups",), [], "TypeError"),
         (("ropes", 1, "kind"), ["llama3"], "rope kind"),
         (("ropes", 0, "theta"), False, "no float"),
         (("ropes", 2, "short_factors"), 1.0, "short_factors is no list of numbers"),
         (("ropes", 2, "long_factors"), [1.0, True], "long_factors is no list of numbers"),
         (("ropes", 2, "long_factors"), [1.0, 10**400], "long_factors is no list of numbers"),
-        (("activation",), ["silu"], "activation"),
         (("more",), 1, "unknown field 'more' in DecoderSpec"),
     ],
 )
@@ -135,7 +169,7 @@ def test_ill_typed_json_is_refused(path: tuple[Any, ...], value: Any, words: str
         DecoderSpec.from_json(data)
 
 
-@pytest.mark.parametrize("name", ["family", "layers", "ropes", "attention_scale"])
+@pytest.mark.parametrize("name", ["family", "layers", "ropes", "norm_eps"])
 def test_a_missing_field_is_named(name: str) -> None:
     data = as_json(make_spec())
     del data[name]
@@ -148,7 +182,17 @@ def test_a_missing_field_is_named(name: str) -> None:
                     max_leaves=8), st.integers(0, 30))  # fmt: skip
 def test_any_value_in_any_place_is_a_spec_or_a_bundle_error(value: Any, place: int) -> None:
     data = as_json(make_spec())
-    names = [*data, "layers.0", "ropes.0", "layers.1.window", "ropes.1.theta", "ropes.1.factor", "whole"]
+    names = [
+        *data,
+        "layers.0",
+        "ropes.0",
+        "layers.1.attention",
+        "layers.1.attention.window",
+        "layers.0.mlp.kind",
+        "ropes.1.theta",
+        "ropes.1.factor",
+        "whole",
+    ]
     name = names[place % len(names)]
     target, parts = data, name.split(".")
     for key in parts[:-1]:

@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError
-from edge.graph import LOGITS, Graph, Op, Weight, build, verify
+from edge.graph import LOGITS, Graph, build, verify
+from edge.layers import Dense, LayerSpec
+from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
+from tests.specs import gqa, small_spec
 
 
-def make_spec(**changes: Any) -> DecoderSpec:
-    values: dict[str, Any] = {
-        "family": "test", "vocab_size": 11, "hidden_size": 6, "intermediate_size": 10, "heads": 4, "kv_heads": 2,
-        "head_dim": 4, "layers": (LayerSpec(),), "ropes": (RopeSpec(4, 1e4),), "context": 64, "norm_eps": 1e-5,
-        "attention_scale": 0.5,
-    }  # fmt: skip
-    return DecoderSpec(**{**values, **changes})
+def make_spec(**fields: Any) -> DecoderSpec:
+    attention = {"heads": 4, "kv_heads": 2, **fields.pop("attention", {})}
+    return small_spec(attention=attention, **{"mlp": {"size": 10}, "vocab_size": 11, "hidden_size": 6, **fields})
 
 
-def linear(x: str, output: str, name: str, shape: tuple[int, int], *, bias: bool = False) -> Op:
-    return Op("linear", output, (x,), Weight(name, shape), Weight(f"{name}.bias", shape[:1]) if bias else None)
+def linear(x: str, output: str, weight: Weight) -> Op[Linear]:
+    return Op(output, (x,), Linear(weight))
+
+
+def norm(x: str, output: str, name: str, width: int = 6) -> Op[Norm]:
+    return Op(output, (x,), Norm(Weight(name, (width,), "norm"), 1, width, 1e-5))
 
 
 def test_a_llama_layer_op_by_op() -> None:
     """hidden 6, four heads of 4 (so q is 16 wide and not hidden), two kv heads, MLP of 10."""
     at, mlp = "/layers.0/attn", "/layers.0/mlp"
+    a, m = "layers.0.attn", "layers.0.mlp"
     expected = (
-        Op("embed", "/embed", ("/tokens",), Weight("embed", (11, 6))),
-        Op("norm", f"{at}_norm", ("/embed",), Weight("layers.0.attn_norm", (6,)), dim=6, eps=1e-5),
-        linear(f"{at}_norm", f"{at}/q", "layers.0.attn.q", (16, 6)),
-        linear(f"{at}_norm", f"{at}/k", "layers.0.attn.k", (8, 6)),
-        linear(f"{at}_norm", f"{at}/v", "layers.0.attn.v", (8, 6)),
-        Op("rope", f"{at}/q_rope", (f"{at}/q",), heads=4, dim=4, rotary=4),
-        Op("rope", f"{at}/k_rope", (f"{at}/k",), heads=2, dim=4, rotary=4),
-        Op("attention", f"{at}/mix", (f"{at}/q_rope", f"{at}/k_rope", f"{at}/v"), heads=4, kv_heads=2, dim=4,
-           scale=0.5),
-        linear(f"{at}/mix", f"{at}/o", "layers.0.attn.o", (6, 16)),
-        Op("add", f"{at}/residual", ("/embed", f"{at}/o")),
-        Op("norm", f"{mlp}_norm", (f"{at}/residual",), Weight("layers.0.mlp_norm", (6,)), dim=6, eps=1e-5),
-        linear(f"{mlp}_norm", f"{mlp}/gate", "layers.0.mlp.gate", (10, 6)),
-        linear(f"{mlp}_norm", f"{mlp}/up", "layers.0.mlp.up", (10, 6)),
-        Op("gate", f"{mlp}/act", (f"{mlp}/gate", f"{mlp}/up")),
-        linear(f"{mlp}/act", f"{mlp}/down", "layers.0.mlp.down", (6, 10)),
-        Op("add", f"{mlp}/residual", (f"{at}/residual", f"{mlp}/down")),
-        Op("norm", "/norm", (f"{mlp}/residual",), Weight("norm", (6,)), dim=6, eps=1e-5),
-        Op("select", "/select", ("/norm",)),
-        Op("linear", "/logits", ("/select",), Weight("head", (11, 6))),
+        Op("/embed", ("/tokens",), Embed(Weight("embed", (11, 6), "embed"))),
+        norm("/embed", f"{at}_norm", f"{a}_norm"),
+        linear(f"{at}_norm", f"{at}/q", Weight(f"{a}.q", (16, 6), "query", 4)),
+        linear(f"{at}_norm", f"{at}/k", Weight(f"{a}.k", (8, 6), "key", 4)),
+        linear(f"{at}_norm", f"{at}/v", Weight(f"{a}.v", (8, 6), "value", 4)),
+        Op(f"{at}/q_rope", (f"{at}/q",), Rope(heads=4, dim=4, rope=0, rotary=4)),
+        Op(f"{at}/k_rope", (f"{at}/k",), Rope(heads=2, dim=4, rope=0, rotary=4)),
+        Op(f"{at}/mix", (f"{at}/q_rope", f"{at}/k_rope", f"{at}/v"),
+           Attention(heads=4, kv_heads=2, dim=4, layer=0, group=0, scale=0.5)),
+        linear(f"{at}/mix", f"{at}/o", Weight(f"{a}.o", (6, 16), "output", 4)),
+        Op(f"{at}/residual", ("/embed", f"{at}/o"), Add()),
+        norm(f"{at}/residual", f"{mlp}_norm", f"{m}_norm"),
+        linear(f"{mlp}_norm", f"{mlp}/gate", Weight(f"{m}.gate", (10, 6), "gate")),
+        linear(f"{mlp}_norm", f"{mlp}/up", Weight(f"{m}.up", (10, 6), "up")),
+        Op(f"{mlp}/act", (f"{mlp}/gate", f"{mlp}/up"), Gate("silu")),
+        linear(f"{mlp}/act", f"{mlp}/down", Weight(f"{m}.down", (6, 10), "down")),
+        Op(f"{mlp}/residual", (f"{at}/residual", f"{mlp}/down"), Add()),
+        norm(f"{mlp}/residual", "/norm", "norm"),
+        Op("/select", ("/norm",), Select()),
+        linear("/select", "/logits", Weight("head", (11, 6), "head")),
     )  # fmt: skip
     graph = build(make_spec())
     assert graph.ops == expected
@@ -58,57 +62,82 @@ def test_a_llama_layer_op_by_op() -> None:
 
 def test_a_sandwich_layer_with_everything_on() -> None:
     """Post norms, per-head q/k norms, biases, partial rope, caps, offset norms, a tied head, a layer without rope."""
+    common = gqa(heads=4, kv_heads=2, qk_norm="head", qkv_bias=True, output_bias=True, softcap=50.0)
+    layers = tuple(
+        LayerSpec(attention, Dense(10, "gelu_tanh", bias=True))
+        for attention in (replace(common, window=8, rope=1), replace(common, rope=None))
+    )
     spec = make_spec(
-        layers=(LayerSpec(window=8, rope=1), LayerSpec(rope=None)), ropes=(RopeSpec(4, 1e4), RopeSpec(2, 1e6)),
-        norm_offset=1.0, post_norms=True, qk_norm="head", qkv_bias=True, output_bias=True, mlp_bias=True,
-        activation="gelu_tanh", embedding_scale=2.0, attention_softcap=50.0, logit_softcap=30.0, tied_head=True,
+        layers=layers, ropes=(RopeSpec(4, 1e4), RopeSpec(2, 1e6)), norm_offset=1.0, post_norms=True,
+        embedding_scale=2.0, logit_softcap=30.0, tied_head=True,
     )  # fmt: skip
-    ops = {op.output: op for op in build(spec).ops}
+    ops: dict[str, Op[Any]] = {op.output: op for op in build(spec).ops}
     at = "/layers.0/attn"
-    assert ops["/embed"].scale == 2.0
-    assert ops[f"{at}/k"].bias == Weight("layers.0.attn.k.bias", (8,))
-    assert ops[f"{at}/q_norm"] == Op("norm", f"{at}/q_norm", (f"{at}/q",), Weight("layers.0.attn.q_norm", (4,)),
-                                     heads=4, dim=4, eps=1e-5, offset=1.0)  # fmt: skip
-    assert ops[f"{at}/k_rope"] == Op("rope", f"{at}/k_rope", (f"{at}/k_norm",), heads=2, dim=4, rotary=2, rope=1)
-    assert (ops[f"{at}/mix"].ring, ops["/layers.1/attn/mix"].ring) == (0, 1)
-    assert (ops["/layers.1/attn/mix"].layer, ops["/layers.1/attn/mix"].softcap) == (1, 50.0)
+    assert ops["/embed"].attrs.scale == 2.0
+    assert ops[f"{at}/k"].attrs.bias == Weight("layers.0.attn.k.bias", (8,), "key", 4)
+    assert ops["/layers.0/mlp/down"].attrs.bias == Weight("layers.0.mlp.down.bias", (6,), "down")
+    q_norm = Norm(Weight("layers.0.attn.q_norm", (4,), "norm"), pieces=4, dim=4, eps=1e-5, offset=1.0)
+    assert ops[f"{at}/q_norm"] == Op(f"{at}/q_norm", (f"{at}/q",), q_norm)
+    assert ops[f"{at}/k_rope"] == Op(f"{at}/k_rope", (f"{at}/k_norm",), Rope(heads=2, dim=4, rotary=2, rope=1))
+    mixes = [ops[f"/layers.{index}/attn/mix"].attrs for index in (0, 1)]
+    assert [(mix.layer, mix.group, mix.window, mix.softcap) for mix in mixes] == [(0, 0, 8, 50.0), (1, 1, None, 50.0)]
     assert ops["/layers.1/attn/mix"].inputs == tuple(f"/layers.1/attn/{n}" for n in ("q_norm", "k_norm", "v"))
     assert ops[f"{at}/residual"].inputs == ("/embed", f"{at}_post_norm")
-    assert ops["/layers.0/mlp/act"].activation == "gelu_tanh"
-    assert ops["/head"].weight == ops["/embed"].weight
-    assert ops[LOGITS] == Op("softcap", LOGITS, ("/head",), softcap=30.0)
+    assert ops["/layers.0/mlp/act"].attrs == Gate("gelu_tanh")
+    assert ops["/head"].attrs.weight == ops["/embed"].attrs.weight
+    assert ops[LOGITS] == Op(LOGITS, ("/head",), Softcap(30.0))
+
+
+def test_layers_may_differ_in_heads_and_sizes() -> None:
+    """Two heads of 4 and an MLP of 10, then six heads of 2 over three and an MLP of 3: two KV groups."""
+    small = gqa(heads=6, kv_heads=3, head_dim=2)
+    spec = make_spec(layers=(LayerSpec(gqa(), Dense(10)), LayerSpec(small, Dense(3))), ropes=(RopeSpec(2, 1e4),))
+    graph = build(spec)
+    shapes = {weight.name: weight.shape for weight in graph.weights}
+    assert (shapes["layers.0.attn.o"], shapes["layers.1.attn.o"]) == ((6, 8), (6, 12))
+    assert (shapes["layers.0.mlp.down"], shapes["layers.1.mlp.down"]) == ((6, 10), (6, 3))
+    assert [(kv.kv_heads, kv.key_dim) for kv in spec.kv_groups] == [(1, 4), (3, 2)]
+    assert [op.attrs.group for op in graph.ops if isinstance(op.attrs, Attention)] == [0, 1]
 
 
 def test_full_qk_norm_covers_the_projection_and_no_pre_norms_reads_the_stream() -> None:
-    ops = {op.output: op for op in build(make_spec(qk_norm="full", pre_norms=False, post_norms=True)).ops}
-    norm = ops["/layers.0/attn/k_norm"]
-    assert (norm.weight, norm.heads, norm.dim) == (Weight("layers.0.attn.k_norm", (8,)), 1, 8)
+    spec = make_spec(attention={"qk_norm": "full"}, pre_norms=False, post_norms=True)
+    ops = {op.output: op for op in build(spec).ops}
+    assert ops["/layers.0/attn/k_norm"].attrs == Norm(Weight("layers.0.attn.k_norm", (8,), "norm"), 1, 8, 1e-5)
     assert ops["/layers.0/attn/q"].inputs == ("/embed",)
     assert "/layers.0/attn_norm" not in ops
 
 
 def test_weights_come_once_and_siblings_share_their_input() -> None:
-    graph = build(make_spec(tied_head=True, qkv_bias=True))
+    graph = build(make_spec(tied_head=True, attention={"qkv_bias": True}))
     names = [weight.name for weight in graph.weights]
     assert names[:5] == ["embed", "layers.0.attn_norm", "layers.0.attn.q", "layers.0.attn.q.bias", "layers.0.attn.k"]
     assert names.count("embed") == 1
     assert "head" not in names
-    groups = [[op.weight.name.rsplit(".", 1)[-1] for op in group if op.weight] for group in graph.siblings]
+    groups = [[op.attrs.weight.name.rsplit(".", 1)[-1] for op in group] for group in graph.siblings]
     assert groups == [["q", "k", "v"], ["o"], ["gate", "up"], ["down"], ["embed"]]
 
 
-def broken(output: str, /, **changes: Any) -> Graph:
-    """The small graph with one op changed."""
-    graph = build(make_spec(layers=(LayerSpec(), LayerSpec(window=8))))
-    assert any(op.output == output for op in graph.ops)
-    ops = tuple(replace(op, **changes) if op.output == output else op for op in graph.ops)
-    return replace(graph, ops=ops)
+def broken(output: str, changes: dict[str, Any]) -> Graph:
+    """The small graph with one op changed: fields of the op, or of its attributes."""
+    graph = build(make_spec(windows=(None, 8)))
+    ops: dict[str, Op[Any]] = {op.output: op for op in graph.ops}
+    own = {name: value for name, value in changes.items() if name in ("output", "inputs", "attrs")}
+    attrs = {name: value for name, value in changes.items() if name not in own}
+    changed = replace(ops[output], **own)
+    ops[output] = replace(changed, attrs=replace(changed.attrs, **attrs)) if attrs else changed
+    return replace(graph, ops=tuple(ops.values()))
+
+
+@dataclass(frozen=True)
+class Swiglu:
+    """A kind of op that nobody knows."""
 
 
 @pytest.mark.parametrize(
     ("output", "changes", "words"),
     [
-        ("/layers.0/mlp/act", {"kind": "swiglu"}, "unknown op kind; known: embed"),
+        ("/layers.0/mlp/act", {"attrs": Swiglu()}, "Swiglu /layers.0/mlp/act: unknown op kind; known: embed"),
         ("/layers.0/mlp/act", {"inputs": ("/layers.0/mlp/gate", "/nowhere")}, "undefined input /nowhere"),
         ("/layers.0/attn/q", {"inputs": ("/layers.1/attn_norm",)}, "undefined input /layers.1/attn_norm"),
         ("/layers.0/attn/k", {"output": "/layers.0/attn/q"}, "defined twice"),
@@ -116,31 +145,31 @@ def broken(output: str, /, **changes: Any) -> Graph:
         ("/norm", {"inputs": ()}, "0 inputs where it takes 1"),
         ("/layers.0/mlp/act", {"inputs": ("/layers.0/mlp/gate",) * 2}, "/layers.0/mlp/up is never used"),
         ("/layers.0/attn/residual", {"inputs": ("/embed", "/layers.0/attn/v")}, "width -1 where 6"),
-        ("/embed", {"weight": Weight("embed", (12, 6))}, "width -1 where 6"),
-        ("/embed", {"weight": Weight("embed", (11, 7))}, "width 7 where 6"),
-        ("/norm", {"weight": Weight("norm", (5,))}, "width -1"),
-        ("/norm", {"heads": 2}, "width -1"),
-        ("/layers.0/attn/o", {"weight": Weight("o", (6, 15))}, "width -1"),
-        ("/layers.0/attn/o", {"weight": None}, "width -1"),
-        ("/layers.0/attn/o", {"bias": Weight("o.bias", (5,))}, "width -1"),
+        ("/embed", {"weight": Weight("embed", (12, 6), "embed")}, "width -1 where 6"),
+        ("/embed", {"weight": Weight("embed", (11, 7), "embed")}, "width 7 where 6"),
+        ("/norm", {"weight": Weight("norm", (5,), "norm")}, "width -1"),
+        ("/norm", {"pieces": 2}, "width -1"),
+        ("/layers.0/attn/o", {"weight": Weight("o", (6, 15), "output")}, "width -1"),
+        ("/layers.0/attn/o", {"bias": Weight("o.bias", (5,), "output")}, "width -1"),
         ("/layers.0/attn/q_rope", {"heads": 3}, "width -1"),
         ("/layers.0/attn/q_rope", {"rotary": 6}, "width -1"),
         ("/layers.0/attn/q_rope", {"rope": 1}, "width -1"),
         ("/layers.0/attn/mix", {"kv_heads": 4}, "width -1"),
-        ("/layers.0/attn/mix", {"layer": 1}, "layer 1 with ring 0 is not the spec's"),
-        ("/layers.1/attn/mix", {"layer": 0, "ring": 0}, "is there twice"),
-        ("/layers.1/attn/mix", {"ring": 0}, "layer 1 with ring 0"),
-        ("/layers.1/attn/o", {"weight": Weight("layers.0.attn.k", (6, 16))}, "weight layers.0.attn.k is"),
+        ("/layers.0/attn/mix", {"layer": 1}, "width -1"),
+        ("/layers.1/attn/mix", {"layer": 0, "group": 0, "window": None}, "a second op keeps the tokens of layer 0"),
+        ("/layers.1/attn/mix", {"group": 0}, "width -1"),
+        ("/layers.1/attn/o", {"weight": Weight("layers.0.attn.k", (6, 16), "output", 4)}, "weight layers.0.attn.k is"),
         (LOGITS, {"output": "/other"}, "width 11 where None is declared"),
     ],
 )  # fmt: skip
 def test_verify_refuses(output: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BundleError, match=words):
-        verify(broken(output, **changes))
+        verify(broken(output, changes))
 
 
 def test_verify_wants_logits_of_the_whole_vocabulary() -> None:
     graph = build(make_spec())
-    narrow = tuple(replace(op, weight=Weight("head", (10, 6))) if op.output == LOGITS else op for op in graph.ops)
+    head = Linear(Weight("head", (10, 6), "head"))
+    narrow = tuple(replace(op, attrs=head) if op.output == LOGITS else op for op in graph.ops)
     with pytest.raises(BundleError, match="no logits of the vocabulary"):
         verify(replace(graph, ops=narrow, widths={**graph.widths, LOGITS: 10}))

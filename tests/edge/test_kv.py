@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
+from edge.decoder import DecoderSpec
 from edge.errors import OptionError, PromptTooLongError
 from edge.kv import Cache, KvLayout, plan_layout
+from tests.specs import small_spec
 
 
 def make_spec(*windows: int | None) -> DecoderSpec:
-    return DecoderSpec(
-        family="test", vocab_size=16, hidden_size=8, intermediate_size=8, heads=2, kv_heads=1, head_dim=4,
-        layers=tuple(LayerSpec(window=window) for window in windows), ropes=(RopeSpec(4, 1e4),), context=4096,
-        norm_eps=1e-5, attention_scale=0.5,
-    )  # fmt: skip
+    return small_spec(windows=windows, context=4096)
 
 
 def make_cache(window: int | None, context: int, *, sliding: bool = True, **options: int) -> Cache:

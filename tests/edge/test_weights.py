@@ -10,11 +10,11 @@ import pytest
 import safetensors.numpy
 
 from edge.errors import BundleError
-from edge.graph import Weight
+from edge.ops import Weight
 from edge.weights import Weights
 
 ROWS, COLUMNS = 5, 40  # two groups of 32, the second padded
-WEIGHTS = (Weight("w", (ROWS, COLUMNS)), Weight("half", (3, 2)), Weight("norm", (COLUMNS,)))
+WEIGHTS = (Weight("w", (ROWS, COLUMNS), "gate"), Weight("half", (3, 2), "up"), Weight("norm", (COLUMNS,), "norm"))
 SCHEMES = {"w": "int4-g32-zp", "half": "float16"}
 
 

@@ -58,10 +58,11 @@ def run_plain(bundle: Bundle, ids: list[int], past: int, cache: dict[str, np.nda
     }
     positions = np.concatenate([np.arange(past, total), np.zeros(past, np.int64)])  # at least `total` rows of angles
     feeds["rope.0.cos"], feeds["rope.0.sin"] = angles(spec.ropes[0], positions)
-    for layer in range(len(spec.layers)):
+    for layer, group in enumerate(spec.layer_groups):
+        kv = spec.kv_groups[group]
         for part in ("key", "value"):
             name = f"{layer}.{part}"
-            empty = np.zeros((1, spec.kv_heads, 0, spec.head_dim), np.float32)
+            empty = np.zeros((1, kv.kv_heads, 0, kv.key_dim), np.float32)
             feeds[f"past.{name}"] = cache.get(name, empty)
     results = dict(zip((o.name for o in session.get_outputs()), session.run(None, feeds), strict=True))
     for name in list(results):

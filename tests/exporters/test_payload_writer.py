@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import CheckpointError, StorageError
 from edge.graph import Graph, build
 from edge.payload import Scheme
@@ -21,6 +20,7 @@ from exporters import payload_writer
 from exporters.payload_writer import Plan, write_weights
 from exporters.quant import rtn
 from exporters.quant.recipe import Choice
+from tests.specs import small_spec
 
 SYM = Scheme(4, 32, "sym")
 
@@ -51,8 +51,8 @@ class Source:
 
 
 def make_graph(*, tied: bool = False) -> Graph:
-    return build(DecoderSpec("t", 40, 48, 64, 2, 1, 32, (LayerSpec(),), (RopeSpec(32, 1e4),), 64, 1e-5, 1.0,
-                             qkv_bias=True, tied_head=tied))  # fmt: skip
+    attention = {"head_dim": 32, "qkv_bias": True}
+    return build(small_spec(attention=attention, mlp={"size": 64}, vocab_size=40, hidden_size=48, tied_head=tied))
 
 
 def make_sources(graph: Graph) -> dict[str, Source]:

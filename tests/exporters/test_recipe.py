@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import NotFoundError, OptionError
-from edge.graph import Weight, build
+from edge.graph import build
+from edge.ops import Role, Weight
 from edge.payload import Scheme
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Choice, Recipe, Rule
+from tests.specs import small_spec
 
 
 @dataclass
@@ -36,12 +37,16 @@ class Source:
 Q4_1, Q8_0 = Source(Scheme(4, 32, "affine")), Source(Scheme(8, 32, "sym"))
 
 
-def make_spec(head_dim: int = 64) -> DecoderSpec:
-    return DecoderSpec("t", 300, 128, 128, 2, 2, head_dim, (LayerSpec(),), (RopeSpec(head_dim, 1e4),), 64, 1e-5, 1.0)
-
-
 def choose(recipe: Recipe, name: str, source: Source | None = None, head_dim: int = 64) -> Choice:
-    return recipe.choose(Weight(name, (8, 8)), source or Source(), make_spec(head_dim))
+    return recipe.choose(make_weight(name, 8, 8, head_dim=head_dim), source or Source())
+
+
+_ROLES: dict[str, Role] = {"q": "query", "k": "key", "v": "value", "o": "output"}
+
+
+def make_weight(name: str, *shape: int, head_dim: int) -> Weight:
+    role = _ROLES.get(name.rpartition(".")[2])
+    return Weight(name, shape, role, head_dim) if role else Weight(name, shape, "down")
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -78,9 +83,9 @@ def test_a_matrix_without_a_rule_is_an_error_and_a_vector_needs_none() -> None:
     recipe = Recipe("r", (Rule(("layers.*",), "int4-g32-sym"),))
     with pytest.raises(OptionError, match="recipe 'r' has no rule for embed; end it with a rule that matches"):
         choose(recipe, "embed")
-    assert recipe.choose(Weight("norm", (8,)), Source(), make_spec()) == Choice.of("float32")
+    assert recipe.choose(Weight("norm", (8,), "norm"), Source()) == Choice.of("float32")
     everything = Recipe("r", (Rule(("*",), "int4-g32-sym"),))
-    assert everything.choose(Weight("layers.0.attn_norm", (8,)), Source(), make_spec()) == Choice.of("float32")
+    assert everything.choose(Weight("layers.0.attn_norm", (8,), "norm"), Source()) == Choice.of("float32")
 
 
 def test_codes_are_carried_only_where_the_rule_says_so_and_the_source_has_any() -> None:
@@ -136,10 +141,9 @@ HEADS = """
 def test_a_rule_takes_some_heads_and_the_next_the_others(tmp_path: Path) -> None:
     """Heads of 32: rows of q, columns of o, whose groups are made to fit them."""
     recipe = recipes.load(toml(tmp_path, HEADS))
-    spec = make_spec(32)
 
     def chosen(name: str, *shape: int) -> Choice:
-        return recipe.choose(Weight(name, shape), Source(), spec)
+        return recipe.choose(make_weight(name, *shape, head_dim=32), Source())
 
     q = chosen("layers.0.attn.q", 160, 8)
     assert str(q.layout) == "rows 32 int4-g64-zp, 32 int8-g32-sym, 32 int4-g64-zp, 32 int8-g32-sym, 32 float16"
@@ -172,12 +176,12 @@ def test_a_rule_takes_some_heads_and_the_next_the_others(tmp_path: Path) -> None
 )
 def test_heads_that_cannot_be_chosen_for(rules: tuple[Rule, ...], name: str, words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        Recipe("r", rules).choose(Weight(name, (32, 32)), Q4_1, make_spec(16))
+        Recipe("r", rules).choose(make_weight(name, 32, 32, head_dim=16), Q4_1)
 
 
 def test_heads_of_rows_carry_the_sources_codes() -> None:
     rules = (Rule(("*",), "float16", heads=(0,)), Rule(("*",), "int4-g32-sym", carry=True))
-    found = Recipe("r", rules).choose(Weight("layers.0.attn.q", (48, 32)), Q4_1, make_spec(16))
+    found = Recipe("r", rules).choose(make_weight("layers.0.attn.q", 48, 32, head_dim=16), Q4_1)
     assert (str(found.layout), found.methods) == ("rows 16 float16, 32 int4-g32-affine", ("nearest", "carry"))
 
 
@@ -186,7 +190,7 @@ def test_the_shipped_recipes_cover_every_matrix() -> None:
     for name in recipes.named():
         recipe = recipes.load(name)
         assert recipe.name == name
-        found = {w.name: str(choose(recipe, w.name).layout) for w in build(make_spec()).weights if len(w.shape) == 2}
+        found = {w.name: str(choose(recipe, w.name).layout) for w in build(small_spec()).weights if len(w.shape) == 2}
         wide = "int4-g32-sym" if name == "int4-g32-sym" else "int8-g32-sym"
         assert (found["embed"], found["head"]) == (wide, wide)
         assert found["layers.0.attn.o"] == "int4-g32-sym"

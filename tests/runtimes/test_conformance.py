@@ -14,6 +14,7 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
 from edge.kv import KvLayout, Policy, plan_layout
+from edge.ops import Attention, Rope
 from edge.options import RuntimeOptions
 from edge.rope import inverse_frequencies
 from edge.runtime import Runtime, Segment, open_runtime, support
@@ -184,8 +185,8 @@ def test_k2_window_boundary(count: int, bundles: dict[str, Bundle], opened: Open
 def test_layers_with_a_window_take_no_memory_for_the_context(bundles: dict[str, Bundle], opened: Open) -> None:
     """Of Gemma 3's three layers one sees everything: only its keys and values grow with the context."""
     sizes = [opened(bundles["gemma3"], context=context, chunk=16).runtime.kv_bytes for context in (64, 4096)]
-    spec = bundles["gemma3"].spec
-    bytes_a_number = (sizes[1] - sizes[0]) / ((4096 - 64) * 2 * spec.kv_heads * spec.head_dim)
+    kv = bundles["gemma3"].spec.kv_groups[0]
+    bytes_a_number = (sizes[1] - sizes[0]) / ((4096 - 64) * kv.kv_heads * (kv.key_dim + kv.value_dim))
     assert 0.5 < bytes_a_number <= 4.1
 
 
@@ -204,11 +205,12 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
 
     class Slow(Reference):
         def _evaluate(self, op: Any, inputs: list[Any], positions: Any) -> Any:
-            if op.kind == "rope":
+            attrs = op.attrs
+            if isinstance(attrs, Rope):
                 return inputs[0]  # turned inside attention instead, where the distance is known
-            if op.kind != "attention":
+            if not isinstance(attrs, Attention):
                 return super()._evaluate(op, inputs, positions)
-            q, k, v = (x.reshape(len(x), -1, op.dim) for x in inputs)
+            q, k, v = (x.reshape(len(x), -1, attrs.dim) for x in inputs)
             rope = self.graph.spec.ropes[0]
             out = np.zeros_like(q)
             for i in range(len(q)):
@@ -219,9 +221,9 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
                 order = sorted(at)
                 turned_q = turn(rope, q[i : i + 1], [i])[0]
                 turned_k = turn(rope, k[order], [at[j] for j in order])
-                for head in range(op.heads):
-                    kv = head * op.kv_heads // op.heads
-                    scores = turned_k[:, kv] @ turned_q[head] * op.scale
+                for head in range(attrs.heads):
+                    kv = head * attrs.kv_heads // attrs.heads
+                    scores = turned_k[:, kv] @ turned_q[head] * attrs.scale
                     weights = np.exp(scores - scores.max())
                     out[i, head] = (weights / weights.sum()) @ v[order, kv]
             return out.reshape(len(q), -1)

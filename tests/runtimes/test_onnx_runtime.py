@@ -37,12 +37,17 @@ def other_spec(bundle: Bundle, change: Callable[[Spec], object]) -> Bundle:
     return Bundle(bundle.path, Manifest.from_json(data))
 
 
+def all_layers(spec: Spec, **fields: int) -> None:
+    for layer in spec["layers"]:
+        layer["attention"].update(fields)
+
+
 CHANGES: dict[str, tuple[Callable[[Spec], object], str]] = {
     "head_dim": (
-        lambda spec: spec.update(head_dim=32),
+        lambda spec: all_layers(spec, head_dim=32),
         r"past\.0\.key is float \[1, 2, 'capacity\.0', 16\] in the graph and float \[1, 2, 'capacity\.0', 32\] by",
     ),
-    "kv_heads": (lambda spec: spec.update(kv_heads=1), r"past\.0\.key is float \[1, 2, .* \[1, 1, "),
+    "kv_heads": (lambda spec: all_layers(spec, kv_heads=1), r"past\.0\.key is float \[1, 2, .* \[1, 1, "),
     "vocab": (lambda spec: spec.update(vocab_size=301), r"logits is float \[1, 'rows', 300\] .* \[1, 'rows', 301\]"),
     "hidden": (lambda spec: spec.update(hidden_size=65), r"hidden is float .*64\] .*65\]"),
     "rope": (
@@ -76,15 +81,15 @@ def test_layers_that_trade_their_windows_are_noticed(tmp_path: Path) -> None:
     from tests.exporters.tiny import tiny_gemma3
 
     gemma = edge.export(tiny_gemma3(tmp_path / "source"), tmp_path / "tiny.dsedge")
-    windows = [layer.window for layer in gemma.spec.layers]
+    windows = [layer.attention.window for layer in gemma.spec.layers]
     odd = next(i for i, window in enumerate(windows) if window != windows[0])
 
     def trade(spec: Spec) -> None:
         last = spec["layers"][-1] if windows[-1] != windows[odd] else spec["layers"][odd - 1]
-        last["window"] = windows[odd]
+        last["attention"]["window"] = windows[odd]
 
     changed = other_spec(gemma, trade)
-    assert len(changed.spec.windows) == len(gemma.spec.windows)
+    assert len(changed.spec.kv_groups) == len(gemma.spec.kv_groups)
     with pytest.raises(BundleError, match=r"past\.\d\.key is .*'capacity\.[01]'.*'capacity\.[01]'"):
         open_runtime(changed, plan_layout(changed.spec, 32), RuntimeOptions(runtime="onnx"))
 

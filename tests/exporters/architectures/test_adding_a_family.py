@@ -93,7 +93,7 @@ def test_the_page_makes_a_family(plover: None, folder: Path, twin: Path) -> None
     checkpoint = open_checkpoint(folder)
     model = describe(checkpoint)
     assert model.spec.family == "plover"
-    assert [layer.window for layer in model.spec.layers] == [8, None]
+    assert [layer.attention.window for layer in model.spec.layers] == [8, None]
     found = Reference(build(model.spec), source_reader(model.weights)).run(ids)
     checkpoint.close()
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
@@ -116,7 +116,7 @@ def test_the_page_s_gguf_lines(plover: None, twin: Path, folder: Path, monkeypat
     write_gguf(twin, path, metadata={"attention.sliding_window": 8})
     checkpoint = open_checkpoint(path)
     model = describe(checkpoint)
-    assert [layer.window for layer in model.spec.layers] == [8, None]
+    assert [layer.attention.window for layer in model.spec.layers] == [8, None]
     ids = list(range(3, 43))
     expected = expected_logits(twin, ids)
     found = Reference(build(model.spec), source_reader(model.weights)).run(ids)

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 
 from edge.errors import CheckpointError, UnsupportedError
 from edge.graph import build
+from edge.layers import Dense, Gqa, LayerSpec
 from edge.payload import dequantize
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
@@ -61,11 +62,9 @@ def test_llama_spec(llama_folder: Path, opened: Open) -> None:
     spec = describe(opened(llama_folder)).spec
     config = AutoConfig.from_pretrained(llama_folder)
     assert spec.family == "llama"
-    assert (spec.vocab_size, spec.hidden_size, spec.intermediate_size) == (300, 64, 96)
-    assert (spec.heads, spec.kv_heads, spec.head_dim, len(spec.layers)) == (4, 2, 16, 2)
-    assert (spec.context, spec.norm_eps, spec.attention_scale) == (4096, config.rms_norm_eps, 16**-0.5)
-    assert (spec.qkv_bias, spec.output_bias, spec.mlp_bias, spec.tied_head) == (False, False, False, False)
-    assert spec.windows == (None,)
+    assert (spec.vocab_size, spec.hidden_size, spec.tied_head) == (300, 64, False)
+    assert spec.layers == (LayerSpec(Gqa(heads=4, kv_heads=2, head_dim=16, scale=16**-0.5), Dense(96)),) * 2
+    assert (spec.context, spec.norm_eps) == (4096, config.rms_norm_eps)
     assert_same_weights(opened(llama_folder), llama_folder)
 
 
@@ -73,7 +72,8 @@ def test_c6_head_dim_is_the_configs(tmp_path: Path, opened: Open) -> None:
     folder = tiny_llama(tmp_path / "model", head_dim=32)
     for source in (folder, write_gguf(folder, tmp_path / "m.gguf")):
         spec = describe(opened(source)).spec
-        assert (spec.head_dim, spec.attention_scale, spec.ropes[0].dim) == (32, 32**-0.5, 32)
+        attention = spec.layers[0].attention
+        assert (attention.head_dim, attention.scale, spec.ropes[0].dim) == (32, 32**-0.5, 32)
         assert_same_weights(opened(source), folder)
     edit_config(folder, "head_dim", num_attention_heads=5)
     with pytest.raises(CheckpointError, match="no head_dim, and 5 heads do not divide hidden_size 64"):
@@ -81,7 +81,7 @@ def test_c6_head_dim_is_the_configs(tmp_path: Path, opened: Open) -> None:
 
 
 def test_c6_qwen2_biases(qwen2_folder: Path, tmp_path: Path, opened: Open) -> None:
-    assert describe(opened(qwen2_folder)).spec.qkv_bias
+    assert describe(opened(qwen2_folder)).spec.layers[0].attention.qkv_bias
     bias = describe(opened(qwen2_folder)).weights["layers.0.attn.k.bias"].read()
     assert np.abs(bias).min() > 0
     assert_same_weights(opened(qwen2_folder), qwen2_folder)
@@ -92,7 +92,8 @@ def test_c6_llama_biases(tmp_path: Path, opened: Open) -> None:
     folder = tiny_llama(tmp_path / "model", attention_bias=True, mlp_bias=True)
     for source in (folder, write_gguf(folder, tmp_path / "m.gguf")):
         model = describe(opened(source))
-        assert (model.spec.qkv_bias, model.spec.output_bias, model.spec.mlp_bias) == (True, True, True)
+        layer = model.spec.layers[0]
+        assert (layer.attention.qkv_bias, layer.attention.output_bias, layer.mlp.bias) == (True, True, True)
         expected = load_reference(folder).model.layers[1]
         for name, module in (("attn.q", expected.self_attn.q_proj), ("attn.k", expected.self_attn.k_proj),
                              ("attn.o", expected.self_attn.o_proj), ("mlp.down", expected.mlp.down_proj)):  # fmt: skip
@@ -107,9 +108,9 @@ def test_windows_of_qwen2_and_mistral(tmp_path: Path, opened: Open) -> None:
     unbounded = tiny_mistral(tmp_path / "u", sliding_window=None)
     expected = {qwen: [None, 8], off: [None, None], mistral: [12, 12], unbounded: [None, None]}
     for folder, windows in expected.items():
-        assert [layer.window for layer in describe(opened(folder)).spec.layers] == windows
+        assert [layer.attention.window for layer in describe(opened(folder)).spec.layers] == windows
     edit_config(qwen, "layer_types")  # as transformers before version 5 wrote it
-    assert [layer.window for layer in describe(opened(qwen)).spec.layers] == [None, 8]
+    assert [layer.attention.window for layer in describe(opened(qwen)).spec.layers] == [None, 8]
     edit_config(qwen, layer_types=["full_attention", "linear_attention"])
     with pytest.raises(UnsupportedError, match="layers of type 'linear_attention'"):
         describe(opened(qwen))
@@ -131,7 +132,7 @@ def test_unknown_architecture_lists_the_known(folder: Path, opened: Open) -> Non
         ({"num_hidden_layers": None}, "num_hidden_layers in the model's config is missing"),
         ({"rms_norm_eps": 0}, "rms_norm_eps in the model's config is 0"),
         ({"attention_bias": "no"}, "attention_bias in the model's config is 'no'; it must be true or false"),
-        ({"head_dim": 15}, "rope over 15 of 15 dimensions"),
+        ({"head_dim": 15}, "rope over 15 dimensions"),
         ({"hidden_act": "relu"}, "activation 'relu' is not known; known are silu"),
         (
             {"quantization_config": {"quant_method": "hqq"}},

@@ -48,7 +48,8 @@ def test_c6_qwen3_head_dim_is_never_derived(tmp_path: Path, opened: Open) -> Non
     folder = tiny.tiny_qwen3(tmp_path / "model", head_dim=128)
     edit_config(folder, "head_dim")
     spec = describe(opened(folder)).spec
-    assert (spec.hidden_size // spec.heads, spec.head_dim, spec.attention_scale) == (16, 128, 128**-0.5)
+    attention = spec.layers[0].attention
+    assert (attention.heads, attention.head_dim, attention.scale) == (4, 128, 128**-0.5)
 
 
 def test_gemma3_config_as_published_for_4b() -> None:
@@ -59,15 +60,17 @@ def test_gemma3_config_as_published_for_4b() -> None:
     }  # fmt: skip
     expected = Gemma3TextConfig(**json.loads(json.dumps(sparse)))
     spec = spec_of(gemma3.FAMILY, sparse)
-    assert (spec.heads, spec.kv_heads, spec.head_dim) == (8, 4, 256)
+    assert {(layer.attention.heads, layer.attention.kv_heads, layer.attention.head_dim) for layer in spec.layers} == {
+        (8, 4, 256)
+    }
     assert (spec.vocab_size, spec.context) == (expected.vocab_size, expected.max_position_embeddings)
     assert spec.embedding_scale == 2560**0.5
-    assert [layer.window for layer in spec.layers] == windows_of(expected)
+    assert [layer.attention.window for layer in spec.layers] == windows_of(expected)
     rotary = Gemma3RotaryEmbedding(expected)
     for layer in spec.layers:
-        kind = "full_attention" if layer.window is None else "sliding_attention"
-        assert layer.rope is not None
-        found = inverse_frequencies(spec.ropes[layer.rope])
+        kind = "full_attention" if layer.attention.window is None else "sliding_attention"
+        assert layer.attention.rope is not None
+        found = inverse_frequencies(spec.ropes[layer.attention.rope])
         np.testing.assert_allclose(found, getattr(rotary, f"{kind}_inv_freq").numpy(), rtol=1e-6)
 
 
@@ -75,9 +78,9 @@ def test_gemma2_windows_alternate_and_caps_may_be_off() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 5, "vocab_size": 300}
     whole = {**sizes, "max_position_embeddings": 8192}
     spec = spec_of(gemma2.FAMILY, whole)
-    assert [layer.window for layer in spec.layers] == windows_of(Gemma2Config(**whole))
-    assert (spec.attention_softcap, spec.logit_softcap) == (50.0, 30.0)
-    assert spec_of(gemma2.FAMILY, {**whole, "attn_logit_softcapping": None}).attention_softcap is None
+    assert [layer.attention.window for layer in spec.layers] == windows_of(Gemma2Config(**whole))
+    assert (spec.layers[0].attention.softcap, spec.logit_softcap) == (50.0, 30.0)
+    assert spec_of(gemma2.FAMILY, {**whole, "attn_logit_softcapping": None}).layers[0].attention.softcap is None
 
 
 @pytest.mark.parametrize(
@@ -203,10 +206,10 @@ def test_smollm3_layers_without_rope() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 9, "vocab_size": 300,
              "num_attention_heads": 4, "max_position_embeddings": 4096}  # fmt: skip
     expected = SmolLM3Config(**sizes).no_rope_layers
-    assert [int(layer.rope is not None) for layer in spec_of(smollm3.FAMILY, sizes).layers] == expected
+    assert [int(layer.attention.rope is not None) for layer in spec_of(smollm3.FAMILY, sizes).layers] == expected
     listed = [1, 0, 0, 1, 1, 1, 0, 1, 1, 0]  # longer than the model, as the config allows
     spec = spec_of(smollm3.FAMILY, {**sizes, "no_rope_layers": listed})
-    assert [int(layer.rope is not None) for layer in spec.layers] == listed[:9]
+    assert [int(layer.attention.rope is not None) for layer in spec.layers] == listed[:9]
     assert spec.ropes[0].theta == 2e6
     for wrong in ([1, 0], [2] * 9, "1"):
         with pytest.raises(CheckpointError, match=r"no_rope_layers .* it must be a list of 9 zeros and ones"):

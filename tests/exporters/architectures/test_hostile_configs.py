@@ -57,8 +57,8 @@ def test_values_that_no_model_has(family: Family, values: dict[str, Any], messag
 
 def test_a_softcap_of_zero_or_null_is_none() -> None:
     for nothing in (0, 0.0, None):
-        assert spec_of(gemma2.FAMILY, attn_logit_softcapping=nothing).attention_softcap is None
-    assert spec_of(gemma2.FAMILY, attn_logit_softcapping=7).attention_softcap == 7.0
+        assert spec_of(gemma2.FAMILY, attn_logit_softcapping=nothing).layers[0].attention.softcap is None
+    assert spec_of(gemma2.FAMILY, attn_logit_softcapping=7).layers[0].attention.softcap == 7.0
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -112,14 +112,14 @@ def test_a_window_of_zero_in_a_gguf_file_is_none(tmp_path: Path, opened: Open) -
     for window, expected in ((0, [None, None]), (8, [8, None])):
         checkpoint._metadata["gemma2.attention.sliding_window"] = window  # type: ignore[attr-defined]
         vars(checkpoint).pop("config", None)
-        assert [layer.window for layer in describe(checkpoint).spec.layers] == expected
+        assert [layer.attention.window for layer in describe(checkpoint).spec.layers] == expected
 
 
 def test_granite_without_a_scale_of_attention() -> None:
     """It means 1 in a config, and in a GGUF file what it means everywhere."""
-    assert spec_of(granite.FAMILY).attention_scale == GraniteConfig().attention_multiplier == 1.0
+    assert spec_of(granite.FAMILY).layers[0].attention.scale == GraniteConfig().attention_multiplier == 1.0
     config = Config("m.gguf", SIZES, {**granite.FAMILY.defaults, **granite.FAMILY.gguf_defaults})
-    assert granite.FAMILY.fields(config)["attention_scale"] == 16**-0.5
+    assert granite.FAMILY.fields(config)["layers"][0].attention.scale == 16**-0.5
 
 
 OLD = {"rope_type": "linear", "factor": 4.0}

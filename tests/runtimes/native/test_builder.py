@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.errors import UnsupportedError
-from edge.graph import Graph, Op, Weight, build
+from edge.graph import Graph, build
+from edge.ops import Add, Attention, Linear, Op, Weight
 from edge.payload import parse_scheme
 from runtimes.native import builder
 from runtimes.native.builder import ALL, CREST
 from runtimes.native.program import NONE, Program
+from tests.specs import small_spec
 
-SPEC = DecoderSpec(
-    family="llama", vocab_size=300, hidden_size=64, intermediate_size=96, heads=4, kv_heads=2, head_dim=16,
-    layers=(LayerSpec(), LayerSpec()), ropes=(RopeSpec(16, 1e4),), context=64, norm_eps=1e-5, attention_scale=0.25,
+SPEC = small_spec(
+    windows=(None, None), attention={"heads": 4, "kv_heads": 2, "head_dim": 16, "scale": 0.25}, mlp={"size": 96},
+    vocab_size=300, hidden_size=64,
 )  # fmt: skip
 LAYER = ["norm", "linear", "store", "attention", "quantize", "linear", "norm", "linear", "linear"]
 
@@ -51,7 +52,7 @@ def test_a_residual_that_the_linear_reads_too_keeps_its_numbers() -> None:
     graph = build(SPEC)
     *ops, norm, select, head = graph.ops
     (x,) = norm.inputs
-    ops += [Op("linear", "/square", (x,), weight=Weight("square", (64, 64))), Op("add", "/sum", (x, "/square"))]
+    ops += [Op("/square", (x,), Linear(Weight("square", (64, 64), "down"))), Op("/sum", (x, "/square"), Add())]
     widths = graph.widths | {"/square": 64, "/sum": 64}
     ops += [replace(norm, inputs=("/sum",)), select, head]
     linear, add = program_of(replace(graph, ops=tuple(ops), widths=widths), exact=True).instructions[-4:-2]
@@ -101,7 +102,7 @@ def test_the_hidden_state_keeps_its_buffer() -> None:
 
 @pytest.mark.parametrize("layers", [1, 5])
 def test_buffers_do_not_grow_with_the_layers(layers: int) -> None:
-    program = program_of(build(replace(SPEC, layers=(LayerSpec(),) * layers)))
+    program = program_of(build(replace(SPEC, layers=SPEC.layers[:1] * layers)))
     assert len(program.buffers) <= 9
     assert len(program.quantized) <= 4
 
@@ -110,7 +111,8 @@ def test_a_value_that_is_also_read_unrotated_is_refused() -> None:
     """Rotation is in place: another reader would get the rotated value."""
     graph = build(SPEC)
     ops = [
-        replace(op, inputs=(op.inputs[0], op.inputs[1], "/layers.0/attn/k")) if op.kind == "attention" and not op.layer
+        replace(op, inputs=(op.inputs[0], op.inputs[1], "/layers.0/attn/k"))
+        if isinstance(op.attrs, Attention) and op.attrs.layer == 0
         else op
         for op in graph.ops if op.output != "/layers.0/attn/v"
     ]  # fmt: skip

@@ -151,10 +151,11 @@ def test_memory_is_as_estimated(bundle: Bundle) -> None:
         runtime = open_native(bundle, 64, kv_dtype=dtype)
         assert runtime.kv_bytes == 2 * 2 * rows * size
         runtime.close()
-    assert row_bytes(bundle.spec, "int8") == 2 * 2 * (24 + 2)
-    assert row_bytes(bundle.spec, "float16") == 2 * 2 * 24 * 2
+    (kv,) = bundle.spec.kv_groups
+    assert row_bytes(kv, "int8") == 2 * 2 * (24 + 2)
+    assert row_bytes(kv, "float16") == 2 * 2 * 24 * 2
     with pytest.raises(OptionError, match="kv_dtype is 'int4'; it must be one of float32, float16, int8"):
-        row_bytes(bundle.spec, "int4")
+        row_bytes(kv, "int4")
 
 
 def test_other_runtimes_refuse_int8(bundle: Bundle) -> None:

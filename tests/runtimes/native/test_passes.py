@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 
 import edge
-from edge.decoder import DecoderSpec, LayerSpec, RopeSpec
 from edge.graph import HIDDEN, LOGITS, TOKENS, Graph, build
 from edge.kv import plan_layout
+from edge.ops import Linear, Select
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
 from edge.session import Session
 from runtimes.native.passes import select_early
 from tests.exporters.tiny import tiny_gemma3
+from tests.specs import small_spec
 
-SPEC = DecoderSpec(
-    family="llama", vocab_size=300, hidden_size=64, intermediate_size=96, heads=4, kv_heads=2, head_dim=8,
-    layers=(LayerSpec(), LayerSpec()), ropes=(RopeSpec(8, 1e4),), context=64, norm_eps=1e-5, attention_scale=0.25,
+SPEC = small_spec(
+    windows=(None, None), attention={"heads": 4, "kv_heads": 2, "head_dim": 8, "scale": 0.25}, mlp={"size": 96},
+    vocab_size=300, hidden_size=64,
 )  # fmt: skip
 
 
@@ -27,10 +28,10 @@ def multiplied_for_each_row(graph: Graph) -> int:
     """Numbers of the matrices that every row of a prompt goes through."""
     every_row, numbers = {TOKENS}, 0
     for op in graph.ops:
-        if op.kind != "select" and every_row.issuperset(op.inputs):
+        if not isinstance(op.attrs, Select) and every_row.issuperset(op.inputs):
             every_row.add(op.output)
-            if op.kind == "linear" and op.weight:
-                numbers += op.weight.shape[0] * op.weight.shape[1]
+            if isinstance(op.attrs, Linear):
+                numbers += op.attrs.weight.size
     return numbers
 
 
@@ -46,7 +47,7 @@ def test_values_keep_their_names_and_the_graph_its_weights() -> None:
     early = select_early(graph)
     assert {op.output for op in early.ops} >= {HIDDEN, LOGITS, "/layers.1/mlp/residual"}
     assert early.weights == graph.weights
-    assert [op.inputs for op in early.ops if op.kind == "select"] == [
+    assert [op.inputs for op in early.ops if isinstance(op.attrs, Select)] == [
         ("/layers.1/attn/mix",), ("/layers.0/mlp/residual",),
     ]  # fmt: skip
 

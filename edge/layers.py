@@ -1,0 +1,125 @@
+"""LayerSpec: what one layer of a decoder computes, and what it keeps of each token.
+
+A variant of attention or of the MLP is a type of its own; sizes, heads, windows and ropes belong to the layer, so that
+layers of one model may differ in all of them. A new variant is a type here and an entry in `ATTENTIONS` or `MLPS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from edge.errors import BundleError
+from edge.records import check_choice, check_real, check_sizes, check_softcap, read_record
+
+QkNorm = Literal["none", "head", "full"]
+Activation = Literal["silu", "gelu_tanh"]
+KvKind = Literal["heads"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSpec:
+    """What a layer keeps of each token. Layers whose KvSpec is equal form a group and share one ring.
+
+    heads    a key of `key_dim` numbers (after RoPE) and a value of `value_dim` for each of `kv_heads`
+
+    A query sees itself and the `window - 1` positions before it; None: all before it.
+    """
+
+    kind: KvKind
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gqa:
+    """Grouped-query attention (arXiv:2305.13245): `heads` queries of `head_dim` numbers, `kv_heads` keys and values.
+
+    `scale` multiplies q·k. `window` None attends to everything; W sees itself and the W-1 before it. `rope` indexes
+    `DecoderSpec.ropes`; None means that the layer has no positional encoding. A `softcap` c maps a score x to
+    c·tanh(x/c). `qk_norm`: "head" normalizes each head of q and k, "full" the whole projection.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    rope: int | None = 0
+    softcap: float | None = None
+    qk_norm: QkNorm = "none"
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "heads", "kv_heads", "head_dim")
+        if self.heads % self.kv_heads:
+            raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
+        if self.window is not None and not 0 < self.window < 2**31:
+            raise BundleError(f"decoder spec: a window of {self.window} is not possible")
+        check_real(self, "scale")
+        check_softcap(self, "softcap")
+        check_choice(self, "qk_norm", get_args(QkNorm))
+
+    @property
+    def kv(self) -> KvSpec:
+        return KvSpec("heads", self.kv_heads, self.head_dim, self.head_dim, self.window)
+
+    @property
+    def rotated_dim(self) -> int:
+        """The most numbers of a head that its rope may rotate."""
+        return self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A gated MLP (arXiv:2002.05202) of `size` inner numbers: down(activation(gate(x)) * up(x))."""
+
+    size: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "size")
+        check_choice(self, "activation", get_args(Activation))
+
+
+Attention = Gqa
+Mlp = Dense
+ATTENTIONS: dict[str, type[Attention]] = {"gqa": Gqa}
+MLPS: dict[str, type[Mlp]] = {"dense": Dense}
+_PARTS: dict[str, Mapping[str, type[Any]]] = {"attention": ATTENTIONS, "mlp": MLPS}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer: attention, then an MLP, each on a branch of the residual stream."""
+
+    attention: Attention
+    mlp: Mlp
+
+    def to_json(self) -> dict[str, Any]:
+        """Both parts, each with its `kind`."""
+        parts = {}
+        for name, kinds in _PARTS.items():
+            part = getattr(self, name)
+            kind = next(kind for kind, known in kinds.items() if type(part) is known)
+            parts[name] = {"kind": kind, **asdict(part)}
+        return parts
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LayerSpec:
+        """The inverse of `to_json`. Raises BundleError, or KeyError, TypeError or AttributeError for other shapes."""
+        if set(data) != set(_PARTS):
+            raise BundleError(f"decoder spec: a layer of {', '.join(sorted(data))}; it has an attention and an mlp")
+        parts = {}
+        for name, kinds in _PARTS.items():
+            values = dict(data[name])
+            kind = values.pop("kind")
+            if kind not in kinds:
+                raise BundleError(f"decoder spec: {name} of kind {kind!r}; known: {', '.join(kinds)}")
+            parts[name] = read_record(kinds[kind], values)
+        return cls(**parts)
