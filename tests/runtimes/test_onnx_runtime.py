@@ -55,7 +55,7 @@ CHANGES: dict[str, tuple[Callable[[Spec], object], str]] = {
         r"rope\.0\.cos is float \['angles\.0', 8\] .*\['angles\.0', 4\]",
     ),
     "window": (
-        lambda spec: spec["layers"][1].update(window=None),
+        lambda spec: spec["layers"][1]["attention"].update(window=None),
         r"ring\.1\.total is absent in the graph and int32 \[\] by",
     ),
     "fewer layers": (lambda spec: spec["layers"].pop(), r"past\.1\.key is float .* and absent by the manifest's spec"),
