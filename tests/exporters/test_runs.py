@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edge.errors import BundleError, OptionError
-from edge.graph import Weight
 from edge.payload import Layout, Scheme
 from edge.weights import Weights
 from exporters import payload_writer
@@ -140,4 +139,4 @@ def test_a_manifest_that_does_not_fit_the_payload_is_refused(layout: str, words:
 
 def test_a_vector_is_not_cut(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be cut"):
-        Layout.parse("rows 4 float32, 4 float32").split("norm", Weight("norm", (8,)).shape)
+        Layout.parse("rows 4 float32, 4 float32").split("norm", (8,))
