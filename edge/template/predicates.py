@@ -1,0 +1,38 @@
+"""The tests of templates, as in `x is defined`: jinja2's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jinja2.tests import TESTS
+
+from edge.template.values import Function
+from edge.template.work import Work
+
+# These look at all of a value; the others at its type, or at a number.
+_WHOLE = ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", "ge", ">=", "<", "lt", "lessthan", "<=", "le")
+_WHOLE += ("in", "lower", "upper")
+_BY_TYPE = ("boolean", "defined", "divisibleby", "escaped", "even", "false", "float", "integer", "iterable", "mapping")
+_BY_TYPE += ("none", "number", "odd", "sameas", "sequence", "string", "true", "undefined")
+
+
+def _whole(name: str) -> Callable[..., Any]:
+    def run(work: Work, value: Any, *others: Any) -> Any:
+        for each in (value, *others):
+            work.read(each)
+        return TESTS[name](value, *others)
+
+    return run
+
+
+def _by_type(name: str) -> Callable[..., Any]:
+    return lambda work, *values: TESTS[name](*values)
+
+
+PREDICATES: dict[str, Callable[..., Any]] = {
+    **{name: _whole(name) for name in _WHOLE},
+    **{name: _by_type(name) for name in _BY_TYPE},
+    "callable": lambda work, value: isinstance(value, Function),
+    "test": lambda work, value: value in PREDICATES,
+}
