@@ -1,62 +1,64 @@
 """Messages to a prompt: the model's own Jinja template, and the rule that control tokens come only from it.
 
 Templates see what transformers offers them: the sandbox, `raise_exception`, `strftime_now`, `tojson`, loop controls,
-the generation tag, the `*_token` variables.
+the generation tag, the `*_token` variables. They are interpreted (edge/template) within a bound of work and memory.
 
-How the template's control tokens are told from the same text in a message: wherever a message (or tool, or extra
-variable) spells a control token, the spelling is put between two random numbers before rendering. What the template
-tests, splits or trims is otherwise as it was, and a prompt without such text is rendered from the very messages. In
-the rendered text, a control token beside one of the numbers came from a message and stays text; the others become ids.
-A template that leaves parts of a message out can also join the rest to a control token. So messages that hold a
-beginning of one are rendered once more, with every such beginning between the numbers, and must give the same ids.
+A template sees the very text that it is given. Its output says of each character whether the template wrote it: its own
+constants, the `*_token` variables, a message's role (which is a plain word) and numbers count as that, whatever a
+message, a tool or another variable holds does not. A control token becomes an id where the template wrote all of its
+characters, however it put them together; anywhere else its spelling is text.
 Control tokens are the tokenizer's own, and ordinary added tokens in brackets that the template writes but never looks
 for: it writes those as structure, while what it looks for (such as the tags around reasoning) is markup that it reads.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from jinja2 import nodes
-from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
+from edge.bundle import TEMPLATE, Bundle
 from edge.errors import BundleError, OptionError, UnsupportedError
 from edge.messages import Arguments, check_tools, prepare
-from edge.tokenizer import ControlTokens, Tokenizer, digits
+from edge.template.analysis import literals, outside, tells_null
+from edge.template.template import GLOBALS, Template
+from edge.template.text import plain, template_runs, wrote
+from edge.template.work import STEPS, CancelledError, LimitError, Work
+from edge.tokenizer import ControlTokens, Tokenizer
 
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
-_NONE = ControlTokens({})
 _GIVEN = ("messages", "tools", "add_generation_prompt")  # variables that are no option
+_STEPS_A_CHARACTER = 4  # beside `STEPS`, for each character and value that a template is given
+DEFAULT, TOOL_USE = "default", "tool_use"
+_FOLDER, _ENDING = "chat_templates/", ".jinja"  # of the templates that are not the default
 
 
 class ChatTemplate:
     """A chat template. `special` holds the variables that templates expect, such as {"bos_token": "<s>"}.
 
-    `looks_at` are the names of the variables that it looks at.
+    `looks_at` are the names of the variables that it looks at. Safe for concurrent use.
     """
 
-    def __init__(self, source: str, special: Mapping[str, str]) -> None:
-        """Compile the template. Raises BundleError for one that is not valid Jinja."""
-        environment = _environment()
+    def __init__(self, source: str, special: Mapping[str, str], *, name: str = DEFAULT, steps: int = STEPS) -> None:
+        """Compile the template. `steps` bound the work of rendering. Raises BundleError for one that is not valid."""
+        title = "the chat template" if name == DEFAULT else f"the chat template {name!r}"
         try:
-            tree = environment.parse(source)
-            self._template = environment.from_string(source)
-            self.looks_at = frozenset(_outside(tree, set(environment.globals)))
+            self._template = Template(source)
+            tree = self._template.tree
+            self.looks_at = outside(tree, set(GLOBALS))
+            self._tells_null = tells_null(tree)
+            self._written, self._read = literals(tree)
+            self._words = frozenset([*self._written.split("\0"), *self._read.split("\0")])
         except TemplateSyntaxError as error:
-            raise BundleError(f"the chat template is not valid, line {error.lineno}: {error.message}") from error
-        except (SyntaxError, RecursionError, MemoryError) as error:  # what Python cannot compile
-            raise BundleError("the chat template is not valid: it is nested too deeply") from error
-        self._special = dict(special)
-        self._tells_null = any(test.name == "none" and _is_content(test.node) for test in tree.find_all(nodes.Test))
-        self._written, self._read = _literals(tree)
-        self._latest: tuple[Tokenizer, tuple[ControlTokens, ControlTokens]] | None = None
+            raise BundleError(f"{title} is not valid, line {error.lineno}: {error.message}") from error
+        except (RecursionError, MemoryError) as error:
+            raise BundleError(f"{title} is not valid: it is nested too deeply") from error
+        except Exception as error:  # jinja2's parser on a number of too many digits, for one
+            raise BundleError(f"{title} is not valid: {error}") from error
+        self._special = {key: wrote(text) for key, text in special.items()}
+        self._steps = steps
+        self._latest: tuple[Tokenizer, ControlTokens] | None = None
 
     def variables(self, thinking: bool | None, others: Mapping[str, Any], *, tools: bool = False) -> dict[str, Any]:
         """The variables that turn reasoning on or off (None: as the template has it), and others, by name.
@@ -91,14 +93,53 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> str:
         """The prompt as text. Messages are mappings with a role and, mostly, content: a string, None (empty text), or
         a list of {"type": "text", "text": ...} parts, which are joined. `variables` are further ones of the template.
 
         Raises OptionError for messages or tools of another form, and for those that the template refuses, with its
-        reason.
+        reason; BundleError for a template that does not come to an end within its bounds; CancelledError (of
+        edge.template.work) once `cancelled` says so.
         """
-        return self._render(self._given(messages, tools, variables), add_generation_prompt)
+        if tools is not None:
+            check_tools(tools)
+        given = {**(variables or {}), "tools": tools, "add_generation_prompt": add_generation_prompt}
+        nulls = [True, False] if self._tells_null and any(_is_null(message) for message in messages) else [False]
+        for null in nulls:
+            told = prepare(messages, null=null, named=self._words)
+            try:
+                return self._render({**given, "messages": told}, cancelled)
+            except OptionError as error:
+                # A template that asks for null content in one place may fail on it in another.
+                if not null or not isinstance(error.__cause__, TypeError):
+                    raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _render(self, given: Mapping[str, Any], cancelled: Callable[[], bool] | None) -> str:
+        if not given["messages"]:
+            raise OptionError("there is no message to answer; give at least one")
+        counted = _Counted()
+        try:
+            values = {"documents": None, **self._special, **counted.copy(given)}
+        except RecursionError as error:
+            raise OptionError("a message, tool or template variable is nested too deeply") from error
+        for message in values["messages"]:
+            message["role"] = wrote(message["role"])
+        work = Work(self._steps + _STEPS_A_CHARACTER * counted.size, cancelled=cancelled)
+        try:
+            return self._template.render(values, work)
+        except CancelledError:
+            raise
+        except LimitError as error:
+            raise BundleError(f"the chat template of this model was stopped: {error}") from error
+        except RecursionError as error:
+            raise BundleError("the chat template of this model was stopped: it nests calls too deeply") from error
+        except MemoryError as error:
+            raise BundleError("the chat template of this model was stopped: it needs too much memory") from error
+        except Exception as error:  # the template is a program of the bundle's: anything may come out of it
+            message = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise OptionError(f"the chat template refused the messages: {message}") from error
 
     def encode(
         self,
@@ -108,53 +149,20 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> list[int]:
         """The prompt as ids, starting with one bos if the tokenizer adds one; control tokens are the template's only.
 
-        Raises OptionError as `render` does.
+        Raises as `render` does.
         """
-        control, beginnings = self._control(tokenizer)
-        marks = digits(), digits()
-        given = self._given(messages, tools, variables, control, marks)
-        parts = list(_parts(self._render(given, add_generation_prompt), control, marks))
-        broken = self._given(messages, tools, variables, beginnings, marks)
-        if broken != given:
-            sure = _parts(self._render(broken, add_generation_prompt), control, marks)
-            if [part for part, written in parts if written] != [part for part, written in sure if written]:
-                raise OptionError("the chat template would join what a message says to a control token of this model")
-        pieces = [control.ids[part] if written else part for part, written in parts]
-        return tokenizer.with_bos(tokenizer.encode_parts(pieces, control=control))
+        control = self._control(tokenizer)
+        text = self.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables, cancelled=cancelled
+        )
+        return tokenizer.with_bos(tokenizer.encode_parts(list(_parts(text, control)), control=control))
 
-    def _given(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
-        control: ControlTokens = _NONE,
-        marks: tuple[str, str] = ("", ""),
-    ) -> dict[str, Any]:
-        """The template's variables that come from the caller, checked, their control tokens between the two marks."""
-        if tools is not None:
-            check_tools(tools)
-        given = {**(variables or {}), "messages": prepare(messages, null=self._tells_null), "tools": tools}
-        try:
-            marked: dict[str, Any] = _marked(given, control, marks)
-        except RecursionError as error:
-            raise OptionError("a message, tool or template variable is nested too deeply") from error
-        return marked
-
-    def _render(self, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
-        if not variables["messages"]:
-            raise OptionError("there is no message to answer; give at least one")
-        values = {"documents": None, **self._special, **variables, "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._template.render(values)
-        except Exception as error:  # the template is a program of the bundle's: anything may come out of it
-            message = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-            raise OptionError(f"the chat template refused the messages: {message}") from error
-
-    def _control(self, tokenizer: Tokenizer) -> tuple[ControlTokens, ControlTokens]:
-        """The control tokens under this template, also with their first characters; kept for the latest tokenizer."""
+    def _control(self, tokenizer: Tokenizer) -> ControlTokens:
+        """The control tokens under this template; kept for the latest tokenizer."""
         latest = self._latest
         if latest is None or latest[0] is not tokenizer:
             structure = {
@@ -163,140 +171,92 @@ class ChatTemplate:
                 # In brackets: runs of newlines and common words are added tokens too, and text whoever writes them.
                 if text[0] in "<[" and text[-1] in ">]" and text in self._written and text not in self._read
             }
-            ids = {**tokenizer.control.ids, **structure}
-            beginnings = ControlTokens({**{text[0]: token for text, token in ids.items()}, **ids})
-            self._latest = latest = (tokenizer, (ControlTokens(ids), beginnings))
+            self._latest = latest = (tokenizer, ControlTokens({**tokenizer.control.ids, **structure}))
         return latest[1]
 
 
-class _Namespace(Namespace):
-    """Jinja's namespace without the names that the interpreter itself looks up on objects."""
+class ChatTemplates:
+    """The chat templates of one model, by name: the one called tool_use serves where tools are given."""
 
-    def __init__(self, /, *args: Any, **attributes: Any) -> None:
-        super().__init__()
-        for name, value in dict(*args, **attributes).items():
-            self[name] = value
+    def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
+        """Raises BundleError, which names the template, for one that is not valid."""
+        self.source = "\n".join(sources.values())
+        self._templates = {name: ChatTemplate(source, special, name=name) for name, source in sources.items()}
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a chat template may not set {name!r} on a namespace")
-        super().__setitem__(name, value)
+    def pick(self, *, tools: bool) -> ChatTemplate:
+        """Raises UnsupportedError where none serves."""
+        for name in (TOOL_USE, DEFAULT) if tools else (DEFAULT,):
+            if name in self._templates:
+                return self._templates[name]
+        raise UnsupportedError(
+            f"this model has no chat template called {DEFAULT}; it has {', '.join(sorted(self._templates))}"
+        )
 
+    def variables(self, thinking: bool | None, others: Mapping[str, Any], *, tools: bool = False) -> dict[str, Any]:
+        """`ChatTemplate.variables` of the template that serves."""
+        return self.pick(tools=tools).variables(thinking, others, tools=tools)
 
-class _Generation(Extension):
-    """The tag around an assistant's words, of use in training only: its body is rendered as it stands."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now, "namespace": _Namespace}
-    return environment
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tokenizer: Tokenizer,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[int]:
+        """`ChatTemplate.encode` of the template that serves."""
+        template = self.pick(tools=bool(tools))
+        return template.encode(messages, tokenizer, tools=tools, variables=variables, cancelled=cancelled)
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def check_templates(default: str | None, others: Mapping[str, str], special: Mapping[str, str]) -> ChatTemplates | None:
+    """The templates of a model, compiled; None where it has none. Raises BundleError, which names the template, for
+    one that is not valid."""
+    sources = {**({} if default is None else {DEFAULT: default}), **others}
+    return ChatTemplates(sources, special) if sources else None
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def read_templates(bundle: Bundle) -> ChatTemplates | None:
+    """The templates in a bundle."""
+    names = [name for name in bundle.manifest.files if name.startswith(_FOLDER) and name.endswith(_ENDING)]
+    others = {name[len(_FOLDER) : -len(_ENDING)]: bundle.read_text(name) or "" for name in names}
+    return check_templates(bundle.read_text(TEMPLATE), others, bundle.manifest.tokenizer.special)
 
 
-def _is_content(node: nodes.Node) -> bool:
-    """Whether an expression is the content of something."""
-    if isinstance(node, nodes.Getitem):
-        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-    return isinstance(node, nodes.Getattr) and node.attr == "content"
+class _Counted:
+    """Copies what a template is given into plain lists and dicts; `size` counts the values and characters."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def copy(self, value: Any) -> Any:
+        self.size += 1
+        if isinstance(value, str):
+            self.size += len(value)
+            return plain(value)
+        if isinstance(value, Arguments):
+            return Arguments(self.copy(dict(value)), self.copy(str(value)))
+        if isinstance(value, Mapping):
+            return {self.copy(key): self.copy(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.copy(item) for item in value]
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        kind = type(value).__name__
+        raise OptionError(f"a message, tool or template variable holds a {kind}; only what JSON can hold is allowed")
 
 
-def _marked(value: Any, control: ControlTokens, marks: tuple[str, str]) -> Any:
-    """`value` with each control token's spelling, in any string within, between the two marks."""
-    if isinstance(value, str):
-        pieces = []
-        done = 0
-        for start, end in control.spans(value):
-            pieces += [value[done:start], marks[0], value[start:end], marks[1]]
-            done = end
-        return "".join([*pieces, value[done:]])
-    if isinstance(value, Arguments):
-        return Arguments(_marked(dict(value), control, marks), _marked(str(value), control, marks))
-    if isinstance(value, Mapping):
-        return {_marked(key, control, marks): _marked(item, control, marks) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_marked(item, control, marks) for item in value]
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    kind = type(value).__name__
-    raise OptionError(f"a message, tool or template variable holds a {kind}; only what JSON can hold is allowed")
+def _is_null(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("content") is None
 
 
-def _parts(text: str, control: ControlTokens, marks: tuple[str, str]) -> Iterator[tuple[str, bool]]:
-    """`text` without marks, cut at the control tokens that are not marked: (piece, whether it is such a token).
-
-    One mark is enough: the template may have cut off the other.
-    """
-    before, after = marks
-    done = 0
-    for start, end in control.spans(text):
-        if text.endswith(before, 0, start) or text.startswith(after, end):
-            continue
-        yield text[done:start].replace(before, "").replace(after, ""), False
-        yield text[start:end], True
-        done = end
-    yield text[done:].replace(before, "").replace(after, ""), False
-
-
-def _outside(node: nodes.Node, bound: set[str]) -> set[str]:
-    """The names that `node` may look up outside; `bound`, those that are surely set before it, gets what it sets."""
-    if isinstance(node, nodes.Name):
-        if node.ctx == "load":
-            return {node.name} - bound
-        bound.add(node.name)
-        return set()
-    if isinstance(node, nodes.If):
-        others = [[other.test, *other.body] for other in node.elif_]
-        found = _outside(node.test, bound)
-        branches = [set(bound) for _ in range(len(others) + 2)]
-        for block, inner in zip([node.body, *others, node.else_], branches, strict=True):
-            found |= _all_outside(block, inner)
-        bound |= set.intersection(*branches)
-        return found
-    children = list(node.iter_child_nodes())
-    if isinstance(node, (nodes.Assign, nodes.For)):
-        children[:2] = children[1], children[0]  # what is set comes after what it is set to
-    if isinstance(node, nodes.Macro):
-        bound.add(node.name)
-    scoped = isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.With, nodes.Scope))
-    return _all_outside(children, bound | {"loop", "caller", "varargs", "kwargs"} if scoped else bound)
-
-
-def _all_outside(block: Sequence[nodes.Node], bound: set[str]) -> set[str]:
-    return set().union(*(_outside(node, bound) for node in block))
-
-
-def _literals(tree: nodes.Template) -> tuple[str, str]:
-    """(what the template writes, what it looks for): its string constants, each list joined by null characters."""
-    looking = (nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Getitem)
-    read = {id(const) for node in tree.find_all(looking) for const in node.find_all(nodes.Const)}
-    consts = [node for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-    written = [node.data for node in tree.find_all(nodes.TemplateData)]
-    written += [node.value for node in consts if id(node) not in read]
-    return "\0".join(written), "\0".join(node.value for node in consts if id(node) in read)
+def _parts(text: str, control: ControlTokens) -> Iterator[str | int]:
+    """`text` cut at the control tokens that the template wrote: their ids, and the plain text between them."""
+    whole, done = plain(text), 0
+    for start, stop in template_runs(text):
+        for first, last in control.spans(whole[start:stop]):
+            yield whole[done : start + first]
+            yield control.ids[whole[start + first : start + last]]
+            done = start + last
+    yield whole[done:]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from edge import texts
 from edge.errors import OptionError
 from edge.tokenizer import check_text
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -29,13 +30,23 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
-def prepare(messages: Sequence[Mapping[str, Any]], *, null: bool) -> list[dict[str, Any]]:
+def prepare(messages: Sequence[Mapping[str, Any]], *, null: bool, named: Collection[str]) -> list[dict[str, Any]]:
     """Messages with content as a string, without fields that are None, with reasoning under each of its names and the
     arguments of calls as objects. `null`: content that is None stays so, for a template that asks.
 
-    Raises OptionError for messages of another form.
+    Raises OptionError for messages of another form, and for a role that is neither one of `ROLES` nor among `named`,
+    the words that the template itself has.
     """
-    return [_message(message, number, null=null) for number, message in enumerate(messages)]
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise OptionError(f"the messages are a {type(messages).__name__}; they must be a list of objects")
+    prepared = [_message(message, number, null=null) for number, message in enumerate(messages)]
+    for number, message in enumerate(prepared):
+        if message["role"] not in ROLES and message["role"] not in named:
+            raise OptionError(
+                f"message {number} has the role {message['role']!r}, which the chat template does not name; "
+                f"use one of {', '.join(ROLES)}"
+            )
+    return prepared
 
 
 def check_tools(tools: object, name: str = "tools") -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge.bundle import TEMPLATE, TOKENIZER, Bundle, open_bundle
+from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.calls import control_tags, find_formats
-from edge.chat import ChatTemplate
+from edge.chat import read_templates
 from edge.errors import BundleError, OptionError
 from edge.generation import Request, Result, Stream, TokenRun
 from edge.kv import plan_layout
@@ -56,10 +56,10 @@ class Pipeline:
         self.bundle = bundle
         self.options = options
         self.tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
-        template = bundle.read_text(TEMPLATE)
-        self.template = ChatTemplate(template, info.special) if template is not None else None
-        self.think_tags = find_tags(template or "", self.tokenizer)
-        self.call_formats = find_formats(template or "", self.tokenizer)
+        self.template = read_templates(bundle)
+        source = self.template.source if self.template else ""
+        self.think_tags = find_tags(source, self.tokenizer)
+        self.call_formats = find_formats(source, self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
             self._turns = Turns(Session(self.runtime, options.policy))
@@ -88,7 +88,7 @@ class Pipeline:
                     "a raw prompt is a text; messages, tools, thinking and template variables need the model's template"
                 )
             return self.tokenizer.encode_prompt(prompt)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self.template is None:
             raise OptionError(f"{self.bundle.manifest.name} has no chat template; use it raw, as a text to continue")
         variables = self.template.variables(options.thinking, options.chat_template_kwargs, tools=bool(tools))

@@ -45,8 +45,9 @@ class ControlTokens:
             if start < done:
                 continue
             for length in self._lengths[text[start]]:
-                if text[start : start + length] in self.ids:
-                    done = start + length
+                found = text[start : start + length]
+                if found in self.ids:
+                    done = start + len(found)  # at the end of the text the slice is shorter
                     yield start, done
                     break
 

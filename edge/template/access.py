@@ -18,6 +18,7 @@ from edge.template.text import cut, plain
 from edge.template.values import Function, Namespace, kind, undefined
 from edge.template.work import Work
 
+
 class Group(tuple[Any, list[Any]]):
     """What the filter `groupby` gives: (grouper, list)."""
 
@@ -51,7 +52,7 @@ def own_attribute(obj: Any, name: str) -> Any:
     if isinstance(obj, (Function, Namespace)):
         return obj.attributes.get(name, missing)
     if isinstance(obj, Undefined):
-        return undefined(obj=obj, name=name) if name.startswith("__") else getattr(obj, name)
+        return obj[name]  # which says what is undefined
     if hasattr(type(obj), name):
         return Undefined(f"access to attribute {name!r} of {kind(obj)!r} object is unsafe.", obj, name, SecurityError)
     return missing

@@ -1,8 +1,8 @@
-"""Expressions of the syntax tree as Python functions of a scope. Nothing is computed before such a function is called."""
+"""Expressions of the syntax tree as Python functions of a scope. Nothing is computed before one is called."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import nodes
@@ -52,14 +52,14 @@ class Expressions:
     def __init__(self) -> None:
         self._choices = 0  # how many conditions stand around this place
 
-    def compile(self, node: nodes.Expr) -> Expression:
+    def compile(self, node: nodes.Node) -> Expression:
         make = getattr(self, f"_{type(node).__name__.lower()}", None)
         if make is None:
             raise TemplateSyntaxError(f"{type(node).__name__} is not supported", node.lineno)
         made: Expression = make(node)
         return made
 
-    def optional(self, node: nodes.Expr | None) -> Expression:
+    def optional(self, node: nodes.Node | None) -> Expression:
         return (lambda scope: None) if node is None else self.compile(node)
 
     def _const(self, node: nodes.Const) -> Expression:
@@ -240,7 +240,3 @@ def _is_of_block(node: nodes.Filter) -> bool:
     while isinstance(inner, nodes.Filter):
         inner = inner.node
     return inner is None
-
-
-def targets(node: nodes.Node) -> Sequence[nodes.Node]:
-    return node.items if isinstance(node, nodes.Tuple) else (node,)

@@ -5,7 +5,6 @@ What jinja2 gives as a generator is an iterator here too: true, of no length, an
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,111 +16,34 @@ from jinja2 import Undefined
 from jinja2 import filters as jinja
 from jinja2.exceptions import FilterArgumentError
 from jinja2.utils import missing
-from markupsafe import escape
 
 from edge.template.access import Group, item, own_attribute
 from edge.template.formatting import format_percent
 from edge.template.operators import add
 from edge.template.predicates import PREDICATES
 from edge.template.strings import METHODS
-from edge.template.text import as_whole, concat, cut, join, same_places
+from edge.template.text import cut
+from edge.template.text_filters import center, escaped, indented, of_string, replaced, titled, to_json, truncated
 from edge.template.values import items, to_text, undefined
 from edge.template.work import Work
 
-_WORD_STARTS = re.compile(r"([-\s({\[<]+)")
 _PRECISION = 300
 
 
-def of_string(name: str) -> Callable[..., Any]:
-    """A filter that is a method of strings."""
-
-    def run(work: Work, value: Any, *args: Any) -> Any:
-        return METHODS[name](work, to_text(work, value), *args)
-
-    return run
-
-
-def of_jinja(filter: Callable[..., Any]) -> Callable[..., Any]:
+def of_jinja(own: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of jinja2's that makes a number of a value, or picks one of two."""
 
     def run(work: Work, value: Any, *args: Any, **kwargs: Any) -> Any:
         work.make(len(value) if isinstance(value, str) else 0)
-        return filter(value, *args, **kwargs)
+        return own(value, *args, **kwargs)
 
     return run
-
-
-def center(work: Work, value: Any, width: int = 80) -> str:
-    made: str = METHODS["center"](work, to_text(work, value), width)
-    return made
-
-
-def escaped(work: Work, value: Any) -> str:
-    text = to_text(work, value)
-    work.make(len(text) * 5)
-    return as_whole(str(escape(str.__str__(text))), text)
-
-
-def titled(work: Work, value: Any) -> str:
-    text = to_text(work, value)
-    work.make(len(text) * 4)
-    words = _WORD_STARTS.split(text)
-    return same_places("".join(word[0].upper() + word[1:].lower() for word in words if word), text)
-
-
-def replaced(work: Work, value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    texts = [to_text(work, each) for each in (value, old, new)]
-    made: str = METHODS["replace"](work, *texts, -1 if count is None else count)
-    return made
-
-
-def truncated(
-    work: Work, value: str, length: int = 255, killwords: bool = False, end: str = "...", leeway: int = 5
-) -> str:
-    if length < len(end) or leeway < 0:
-        raise FilterArgumentError(f"expected length >= {len(end)} and leeway >= 0, got {length} and {leeway}")
-    if len(value) <= length + leeway:
-        return value
-    work.make(length)
-    kept = cut(value, 0, length - len(end))
-    if not killwords and " " in kept:
-        kept = cut(kept, 0, kept.rindex(" "))
-    return concat((kept, end))
-
-
-def indented(work: Work, value: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    if isinstance(width, int):
-        work.make(width)
-    space = width if isinstance(width, str) else " " * width
-    # The added newline keeps an empty last line.
-    lines: list[str] = METHODS["splitlines"](work, concat((value, "\n")))
-    work.make((len(space) + 1) * len(lines))
-    made = [line if number == 0 or not (line or blank) else concat((space, line)) for number, line in enumerate(lines)]
-    text = join("\n", made)
-    return concat((space, text)) if first else text
 
 
 def joined(work: Work, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
     get = _getter(work, attribute)
     parts = [to_text(work, get(part)) for part in items(work, value)]
     text: str = METHODS["join"](work, to_text(work, d), parts)
-    return text
-
-
-def to_json(
-    work: Work,
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """json.dumps, as transformers has it: nothing is escaped for HTML."""
-    count, depth = work.measure(value)
-    space = len(indent) if isinstance(indent, str) else max(indent or 0, 0)
-    work.make(count * (depth * space + sum(map(len, separators or ()))))
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    work.make(len(text))
     return text
 
 

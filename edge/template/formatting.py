@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from string import Formatter
 from typing import Any
 
@@ -15,7 +15,7 @@ _DIRECTIVE = re.compile(
     r"%(?:\((?P<name>[^()]*)\))?(?P<how>[#0\- +]*(?P<width>\d*)(?:\.(?P<digits>\d*))?[hlL]?(?P<kind>.))", re.DOTALL
 )
 _LONG_NUMBER = re.compile(r"\d{4}")
-_CONVERSIONS = {"r": repr, "a": ascii, "s": str}
+_CONVERSIONS: dict[str, Callable[[Any], str]] = {"r": repr, "a": ascii, "s": str}
 
 
 def format_braces(work: Work, text: str, *args: Any, **kwargs: Any) -> str:

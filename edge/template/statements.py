@@ -111,7 +111,9 @@ class Statements(Expressions):
         return lambda scope, out: out.append(to_text(scope.work, apply(scope, value(scope))))
 
     def _do_with(self, node: nodes.With) -> Statement:
-        pairs = [(self.target(name), self.compile(value)) for name, value in zip(node.targets, node.values, strict=True)]
+        pairs = [
+            (self.target(name), self.compile(value)) for name, value in zip(node.targets, node.values, strict=True)
+        ]
         body = self.block(node.body)
         weight = weigh(*node.values)
 
@@ -154,11 +156,12 @@ class Statements(Expressions):
 
     def _macro(self, node: nodes.Macro | nodes.CallBlock, name: str) -> Callable[[Scope], Macro]:
         names = [arg.name for arg in node.args]
-        defaults = [self.compile(default) for default in node.defaults]
+        defaults: list[Expression | None] = [None] * (len(names) - len(node.defaults))
+        defaults += [self.compile(default) for default in node.defaults]
         body = self.text(node.body)
         used = frozenset(each.name for part in node.body for each in part.find_all(nodes.Name))
         weight = 1 + weigh(*node.defaults)
-        parameters = Parameters(tuple(names), tuple([None] * (len(names) - len(defaults)) + defaults), used, weight)
+        parameters = Parameters(tuple(names), tuple(defaults), used, weight)
         return lambda scope: Macro(name, parameters, body, scope)
 
     def _do_break(self, node: nodes.Break) -> Statement:
@@ -309,7 +312,7 @@ class Loop(Function):
     def _changed(self, work: Work, *values: Any) -> bool:
         work.read(values)
         before, self._latest = self._latest, values
-        return before != values
+        return bool(before != values)
 
 
 def _no_recursion(*_: Any) -> str:

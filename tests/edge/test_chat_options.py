@@ -162,7 +162,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """`dsedge run` on a bundle with that answer: (exit code, stdout, stderr)."""
     monkeypatch.setenv("DSEDGE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     (tmp_path / "tools.json").write_text(json.dumps(TOOLS), encoding="utf-8")
     (tmp_path / "odd.json").write_text('{"name": "f"}', encoding="utf-8")
     (tmp_path / "bad.json").write_text("[", encoding="utf-8")
