@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,16 +49,25 @@ class SourceTensor(Protocol):
 class TokenizerFiles:
     """What a bundle needs to turn text into ids and back.
 
-    `tokenizer` is the text of a tokenizer.json; `eos` unites every source that names an end token (known fault T6);
-    `bos`, `eos_text` and the like reach a template as the `*_token` variables in `special`.
+    tokenizer       the text of a tokenizer.json
+    chat_template   the one that is used unless said otherwise; `chat_templates` are further ones by name
+    enders          every end token, with the places that name it (known fault T6)
+    special         the `*_token` variables of a template, such as {"bos_token": "<s>", "eos_token": "</s>"}
+    notes           for the quality report: what was read otherwise than it is written
     """
 
     tokenizer: str
     chat_template: str | None
     bos: int | None
-    eos: tuple[int, ...]
-    special: Mapping[str, str]  # e.g. {"bos_token": "<s>", "eos_token": "</s>"}
+    special: Mapping[str, str]
     add_bos: bool
+    enders: Mapping[int, tuple[str, ...]]
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def eos(self) -> tuple[int, ...]:
+        return tuple(self.enders)
 
 
 class Checkpoint(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ from edge import texts
 from edge.errors import BundleError, CheckpointError
 from edge.tokenizer import read_json
 from exporters.checkpoint import TokenizerFiles
-from exporters.checkpoint.added_tokens import keep_text
+from exporters.checkpoint.added_tokens import add_turn_ends, check_spelling, keep_text
+from exporters.checkpoint.enders import Enders, Notes, check_enders, read_ids
+from exporters.checkpoint.marks import find_marks, render
+from exporters.checkpoint.templates import DEFAULT, from_folder
+from exporters.checkpoint.tokenizer_class import add_named_tokens, apply_class
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -25,28 +30,76 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
             f"{folder}: no tokenizer.json; make one with transformers: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    text = _text(path)
-    tokenizer = load_tokenizer(text, path)
     settings = _optional_json(folder / "tokenizer_config.json")
     special = _special(folder, settings)
+    notes = Notes()
+    text = _as_loaded(path, settings, special, config.get("model_type"), notes)
+    tokenizer = load_tokenizer(text, path)
+    check_spelling(tokenizer, path)
     bos = _token_id(tokenizer, special, "bos_token", path)
     if bos is None and "bos_token" not in settings:
-        bos = next(iter(_ids(config.get("bos_token_id"), folder / "config.json")), None)
-    generation = folder / "generation_config.json"
-    eos = {
-        *_ids(_optional_json(generation).get("eos_token_id"), generation),
-        *_ids(config.get("eos_token_id"), folder / "config.json"),
-    }
-    own = _token_id(tokenizer, special, "eos_token", path)
-    eos |= set() if own is None else {own}
+        bos = next(iter(read_ids(config.get("bos_token_id"), "config.json", "bos_token_id", notes)), None)
+    templates = from_folder(folder, settings)
+    rendered = render(str(folder), templates, special)
+    _check_marks(tokenizer, find_marks(rendered), path)
+    enders = _enders(folder, config, tokenizer, {**settings, **special}, notes)
+    add_turn_ends(enders, rendered, tokenizer, bos)
+    check_enders(enders.all(), tokenizer.get_vocab(), str(folder))
     return TokenizerFiles(
         tokenizer=keep_text(text, tokenizer),
-        chat_template=_chat_template(folder, settings),
+        chat_template=templates.pop(DEFAULT, None),
         bos=bos,
-        eos=tuple(sorted(eos)),
         special=special,
         add_bos=_adds_bos(tokenizer, bos),
+        enders=enders.all(),
+        chat_templates=templates,
+        notes=notes.all(),
     )
+
+
+def _as_loaded(
+    path: Path, settings: Mapping[str, Any], special: Mapping[str, str], model_type: object, notes: Notes
+) -> str:
+    """The text of tokenizer.json, changed where transformers would not take it as it is."""
+    text = _text(path)
+    load_tokenizer(text, path)
+    data = texts.parse_json(text)
+    changed = [apply_class(data, settings, model_type, notes), add_named_tokens(data, settings, special, notes)]
+    return json.dumps(data, ensure_ascii=False) if any(changed) else text
+
+
+def _check_marks(tokenizer: Tokenizer, marks: set[str], path: Path) -> None:
+    """Raise CheckpointError for a token that a template writes as a mark and that text would be cut into pieces at."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    for mark in sorted(marks - added):
+        index = tokenizer.token_to_id(mark)
+        if index is not None and tokenizer.encode(mark, add_special_tokens=False).ids != [index]:
+            raise CheckpointError(
+                f"{path}: the chat template writes {mark}, which is token {index}, but text with it is cut into "
+                "pieces: it is no added token there; add it to added_tokens as a special token"
+            )
+
+
+def _enders(
+    folder: Path, config: Mapping[str, Any], tokenizer: Tokenizer, settings: Mapping[str, Any], notes: Notes
+) -> Enders:
+    """The end tokens that the folder's files name: of a text, a turn, a message to a tool."""
+    enders = Enders()
+    generation = _optional_json(folder / "generation_config.json")
+    for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
+        for values, name in ((generation, "generation_config.json"), (config, "config.json")):
+            for token in read_ids(values.get(key), name, key, notes):
+                enders.add(token, name if key == "eos_token_id" else f"{name} ({key})")
+    for key in ("eos_token", "eot_token", "eom_token"):
+        named = {key: text} if (text := _spelling(settings.get(key))) is not None else {}
+        enders.add(_token_id(tokenizer, named, key, folder / "tokenizer_config.json"), f"tokenizer_config.json ({key})")
+    return enders
+
+
+def _spelling(value: Any) -> str | None:
+    """A token written as a text or as a table with its flags."""
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
 
 
 def load_tokenizer(text: str, where: Path) -> Tokenizer:
@@ -97,33 +150,6 @@ def _token_id(tokenizer: Tokenizer, special: Mapping[str, str], name: str, path:
     found: int | None = tokenizer.token_to_id(special[name])
     if found is None:
         raise CheckpointError(f"{path}: {name} is {special[name]!r}, which is not in the vocabulary")
-    return found
-
-
-def _ids(value: Any, path: Path) -> list[int]:
-    """Token ids written as null, one number or a list."""
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(item) is int and item >= 0 for item in values):
-        raise CheckpointError(f"{path}: {value!r} is no list of token ids")
-    return values
-
-
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or the tokenizer config's template: a string, or a list with one named "default"."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return _text(path)
-    template = settings.get("chat_template")
-    if template is None or isinstance(template, str):
-        return template
-    where = folder / "tokenizer_config.json"
-    if not isinstance(template, list) or not all(isinstance(item, dict) for item in template):
-        raise CheckpointError(f"{where}: chat_template is neither a text nor a list of named texts")
-    named = {item.get("name"): item.get("template") for item in template}
-    found = named.get("default")
-    if not isinstance(found, str):
-        names = ", ".join(map(str, named)) or "none"
-        raise CheckpointError(f'{where}: no chat template is named "default" (there are: {names}); name one so')
     return found
 
 

@@ -16,9 +16,13 @@ from tokenizers import Tokenizer
 
 from edge.errors import CheckpointError, UnsupportedError
 from exporters.checkpoint import TokenizerFiles
-from exporters.checkpoint.added_tokens import keep_text
+from exporters.checkpoint.added_tokens import add_turn_ends, check_spelling, keep_text
+from exporters.checkpoint.enders import Enders, Notes, read_ids
 from exporters.checkpoint.folder_tokenizer import load_tokenizer
+from exporters.checkpoint.marks import find_marks, render
 from exporters.checkpoint.pretokenizers import choose_splitting
+from exporters.checkpoint.templates import DEFAULT, from_metadata
+from exporters.checkpoint.white_space import find_swallowing
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # token_type; 5 is unused, 6 a byte
@@ -35,41 +39,93 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
     """The tokenizer of a GGUF file.
 
-    Raises CheckpointError for missing or contradictory parts and for an unknown way to split text; UnsupportedError
-    for a kind of tokenizer that cannot be rebuilt.
+    Raises CheckpointError for missing or contradictory parts, an unknown way to split text and a template that is not
+    valid; UnsupportedError for a kind of tokenizer that cannot be rebuilt.
     """
-    reader = _Reader(path, metadata)
+    notes = Notes()
+    reader = _Reader(path, metadata, notes)
     tokens, types = reader.tokens()
+    ids = {name: reader.token_id(key, len(tokens)) for name, key in SPECIAL.items()}
+    special = {name: tokens[index] for name, index in ids.items() if index is not None}
+    ends = {key: reader.token_id(key, len(tokens)) for key in END_KEYS}
+    _name_control_tokens(types, [ids["bos_token"], *ends.values()])
     parts, add_bos = _parts(reader, tokens, types)
-    add_bos = reader.flag("add_bos_token", add_bos)
-    bos = reader.token_id("bos_token_id", len(tokens))
+    add_bos, bos = reader.flag("add_bos_token", add_bos), ids["bos_token"]
     if add_bos and bos is None:
         raise CheckpointError(f"{path}: a BOS token is to be added but {PREFIX}bos_token_id does not say which")
-    added = [
-        _added(index, tokens[index], special=kind == CONTROL)
-        for index, kind in enumerate(types.tolist())
-        if kind in (CONTROL, USER_DEFINED)
-    ]
+    templates = from_metadata(path, metadata)
+    rendered = render(str(path), templates, special)
+    _type_marks(load_tokenizer(_written([], parts), path), types, find_marks(rendered), notes)
+    added = _added_tokens(reader, tokens, types)
     if add_bos and bos is not None:
         parts["post_processor"] = _bos_first(tokens[bos], bos)
-    text = json.dumps(
-        {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}, ensure_ascii=False
-    )
+    text = _written(added, parts)
     tokenizer = load_tokenizer(text, path)
     _check(path, tokenizer, tokens)
-    ends = {reader.token_id(key, len(tokens)) for key in END_KEYS}
-    ids = {name: reader.token_id(key, len(tokens)) for name, key in SPECIAL.items()}
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(f"{path}: tokenizer.chat_template is no text")
+    check_spelling(tokenizer, path)
+    enders = Enders()
+    for key, token in ends.items():
+        enders.add(token, PREFIX + key)
+    add_turn_ends(enders, rendered, tokenizer, bos)
     return TokenizerFiles(
         tokenizer=keep_text(text, tokenizer),
-        chat_template=template,
+        chat_template=templates.pop(DEFAULT, None),
         bos=bos,
-        eos=tuple(sorted(end for end in ends if end is not None)),
-        special={name: tokens[index] for name, index in ids.items() if index is not None},
+        special=special,
         add_bos=add_bos,
+        enders=enders.all(),
+        chat_templates=templates,
+        notes=notes.all(),
     )
+
+
+def _written(added: list[dict[str, Any]], parts: Mapping[str, Any]) -> str:
+    """The text of a tokenizer.json."""
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+    return json.dumps(whole, ensure_ascii=False)
+
+
+def _name_control_tokens(types: np.ndarray[Any, Any], named: list[int | None]) -> None:
+    """Tokens that the metadata names as bos or an end are control tokens, whatever their type says."""
+    for index in named:
+        if index is not None and types[index] == NORMAL:
+            types[index] = CONTROL
+
+
+def _type_marks(tokenizer: Tokenizer, types: np.ndarray[Any, Any], marks: set[str], notes: Notes) -> None:
+    """Mend the types of tokens that a template writes as marks and that the file calls ordinary text.
+
+    `tokenizer` has no added tokens. A piece of ordinary text that the model itself puts together is left alone. Tags
+    in pairs, such as <think> and </think>, stay visible in text; all others become control tokens.
+    """
+    mended = []
+    for mark in sorted(marks):
+        index = tokenizer.token_to_id(mark)
+        if index is None or types[index] != NORMAL or tokenizer.encode(mark, add_special_tokens=False).ids == [index]:
+            continue
+        pair = f"<{mark[2:]}" if mark.startswith("</") else f"</{mark[1:]}"
+        tag = mark.startswith("<") and tokenizer.token_to_id(pair) is not None
+        types[index] = USER_DEFINED if tag else CONTROL
+        mended.append(mark)
+    if mended:
+        notes.add(f"the chat template's marks {', '.join(mended)} are tokens, which the file says are ordinary text")
+
+
+def _added_tokens(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    """The entries of a tokenizer.json for control and user-defined tokens."""
+    chosen = np.flatnonzero((types == CONTROL) | (types == USER_DEFINED)).tolist()
+    swallowing = find_swallowing(reader.path, reader.metadata.get("general.architecture"), tokens)
+    return [
+        {
+            "id": index,
+            "content": tokens[index],
+            "single_word": False,
+            **swallowing.flags(tokens[index]),
+            "normalized": False,
+            "special": bool(types[index] == CONTROL),
+        }
+        for index in chosen
+    ]
 
 
 def _parts(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
@@ -85,9 +141,10 @@ def _parts(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> t
 class _Reader:
     """Typed access to tokenizer.ggml.*."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, metadata: Mapping[str, Any], notes: Notes) -> None:
         self.path = path
         self.metadata = metadata
+        self.notes = notes
 
     def get(self, key: str, kind: type, what: str) -> Any:
         """The value of a key, None if it is absent. Raises CheckpointError if it is no `kind`."""
@@ -119,16 +176,17 @@ class _Reader:
         if len(set(tokens)) != len(tokens):
             raise CheckpointError(f"{self.path}: {PREFIX}tokens holds the same token twice")
         types = self.get("token_type", np.ndarray, "list of numbers")
-        types = np.full(len(tokens), NORMAL) if types is None else types
+        types = np.full(len(tokens), NORMAL) if types is None else types.copy()
         if len(types) != len(tokens):
             raise CheckpointError(f"{self.path}: {len(types)} token types for {len(tokens)} tokens")
         return tokens, types
 
     def token_id(self, key: str, count: int) -> int | None:
-        value: int | None = self.get(key, int, "token id")
-        if value is not None and not 0 <= value < count:
-            raise CheckpointError(f"{self.path}: {PREFIX}{key} is {value}, outside a vocabulary of {count}")
-        return value
+        """The id under a key, None where there is none."""
+        found = read_ids(self.get(key, int, "token id"), str(self.path), PREFIX + key, self.notes)
+        if found and found[0] >= count:
+            raise CheckpointError(f"{self.path}: {PREFIX}{key} is {found[0]}, outside a vocabulary of {count}")
+        return found[0] if found else None
 
 
 def _byte_level(reader: _Reader, tokens: list[str]) -> tuple[dict[str, Any], bool]:
@@ -217,18 +275,6 @@ def _bpe(
         "ignore_merges": ignore_merges,
         "vocab": {token: index for index, token in enumerate(tokens)},
         "merges": merges,
-    }
-
-
-def _added(index: int, token: str, *, special: bool) -> dict[str, Any]:
-    return {
-        "id": index,
-        "content": token,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": special,
     }
 
 

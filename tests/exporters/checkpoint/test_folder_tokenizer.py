@@ -29,7 +29,7 @@ def edit(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**data, **values}))
 
 
-@pytest.mark.parametrize(("config", "expected"), [(5, (5, 7, 9)), ([11, 5], (5, 7, 9, 11)), (None, (5, 7, 9))])
+@pytest.mark.parametrize(("config", "expected"), [(5, (2, 5, 7, 9)), ([11, 5], (2, 5, 7, 9, 11)), (None, (2, 5, 7, 9))])
 def test_t6_every_end_token_is_united(folder: Path, opened: Open, config: Any, expected: tuple[int, ...]) -> None:
     edit(folder / "generation_config.json", eos_token_id=[5, 9])
     edit(folder / "config.json", eos_token_id=config)
@@ -38,6 +38,9 @@ def test_t6_every_end_token_is_united(folder: Path, opened: Open, config: Any, e
     files = opened(folder).tokenizer()
     assert files.eos == expected
     assert files.special["eos_token"] == token
+    named = ("config.json",) if config is not None else ()
+    assert files.enders[5] == ("generation_config.json", *named)
+    assert (files.enders[7], files.enders[2]) == (("tokenizer_config.json (eos_token)",), ("chat template",))
 
 
 @pytest.mark.parametrize("form", ["file", "text", "list"])
@@ -91,7 +94,7 @@ def test_missing_and_contradictory_parts(folder: Path, opened: Open) -> None:
         opened(folder).tokenizer()
     edit(folder / "tokenizer_config.json", eos_token="<|im_end|>")
     edit(folder / "generation_config.json", eos_token_id="two")
-    with pytest.raises(CheckpointError, match=r"generation_config\.json: 'two' is no list of token ids"):
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id: 'two' is no list of token ids"):
         opened(folder).tokenizer()
     (folder / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: the tokenizer cannot be read"):
