@@ -25,6 +25,7 @@ MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
+TEMPLATES = "chat_templates"  # further templates, NAME.jinja
 MANIFEST_LIMIT = 64 << 20  # bytes
 
 T = TypeVar("T")
@@ -32,12 +33,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """Special ids and texts: `eos` unites every source that names an end token; `special` is for the template."""
+    """Special ids and texts: `eos` unites every source that names an end token; `special` is for the template.
+
+    `eos_found` says where each end token was found: its id as a text → places, such as "config.json".
+    """
 
     bos: int | None
     eos: tuple[int, ...]
     special: Mapping[str, str]
     add_bos: bool
+    eos_found: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,9 @@ class Manifest:
             values = {key: value for key, value in data.items() if key not in ("format", seal.KEY)}
             values["spec"] = DecoderSpec.from_json(values["spec"])
             info = values["tokenizer"]
-            values["tokenizer"] = _record(TokenizerInfo, {**info, "eos": tuple(info["eos"])}, newer)
+            found = {token: tuple(places) for token, places in info.get("eos_found", {}).items()}
+            info = {**info, "eos": tuple(info["eos"]), "eos_found": found}
+            values["tokenizer"] = _record(TokenizerInfo, info, newer)
             values["graphs"] = {
                 name: _record(
                     GraphInfo, {**item, "inputs": tuple(item["inputs"]), "outputs": tuple(item["outputs"])}, newer
@@ -153,13 +160,15 @@ def _typed(manifest: Manifest) -> Manifest:
     if type(info.add_bos) is not bool:
         raise ValueError("add_bos must be true or false")
     _check_texts("special", info.special)
+    for places in info.eos_found.values():
+        _check_texts("eos_found", dict(enumerate(places)))
     for file in manifest.files.values():
         if type(file.size) is not int or file.size < 0 or not isinstance(file.sha256, str):
             raise ValueError("a file's size or sha256 is no such thing")
     return manifest
 
 
-def _check_texts(name: str, table: Mapping[str, str]) -> None:
+def _check_texts(name: str, table: Mapping[Any, str]) -> None:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise ValueError(f"{name} must be a table of texts")
 

@@ -19,6 +19,7 @@ from exporters import parity, precision
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.open import open_checkpoint
 from exporters.emit import onnx
 from exporters.payload_writer import Plan, write_weights
@@ -47,7 +48,7 @@ def export(
             graph = graphs.build(model.spec)
             chosen = recipes.load(recipe or recipes.pick(graph.parameters))
             choices = {weight.name: chosen.choose(weight, model.weights[weight.name]) for weight in graph.weights}
-            files = checkpoint.tokenizer()
+            files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
             plans = {name: Plan(model.weights[name], choice) for name, choice in choices.items()}
             zeros = write_weights(folder.path / bundles.WEIGHTS, graph, plans, lambda share: report("quantize", share))
             report("emit", 0.0)
@@ -61,7 +62,7 @@ def export(
             )
             decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
             table = {"decoder": decoder, "exact": exact}
-            notes = _notes(choices, model, zeros)
+            notes = [*files.notes, *_notes(choices, model, zeros)]
             _write_manifest(
                 folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, notes, figures))
             )
@@ -75,12 +76,13 @@ def export(
 
 def _describe(name: str, model: Model, schemes: Mapping[str, str], recipe: Recipe, files: TokenizerFiles) -> Manifest:
     """The manifest without graphs, files and quality, which are not there yet."""
+    found = {str(token): places for token, places in files.enders.items()}
     return Manifest(
         name=name,
         spec=model.spec,
         schemes=schemes,
         recipe=recipe.to_json(),
-        tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos),
+        tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, found),
         graphs={},
         kv=_describe_kv(model),
         toolchain={tool: version(tool) for tool in _TOOLS},
@@ -102,6 +104,9 @@ def _write_texts(folder: Path, files: TokenizerFiles) -> None:
     (folder / bundles.TOKENIZER).write_text(files.tokenizer, encoding="utf-8", newline="\n")
     if files.chat_template is not None:
         (folder / bundles.TEMPLATE).write_text(files.chat_template, encoding="utf-8", newline="\n")
+    for name, template in files.chat_templates.items():
+        (folder / bundles.TEMPLATES).mkdir(exist_ok=True)
+        (folder / bundles.TEMPLATES / f"{name}.jinja").write_text(template, encoding="utf-8", newline="\n")
 
 
 def _sums(folder: Path, pattern: str = "*") -> dict[str, FileInfo]:

@@ -12,13 +12,14 @@ import typer
 
 import edge
 from edge import store
-from edge.bundle import Bundle
+from edge.bundle import TOKENIZER, Bundle
 from edge.commands import terminal
 from edge.commands.complete import BundleArgument, KvDtypeOption
 from edge.commands.quality import print_quality
 from edge.errors import BundleError
 from edge.kv import plan_layout, row_bytes
 from edge.pipeline import DEFAULT_CONTEXT
+from edge.tokenizer import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
         "recipe": manifest.recipe,
         "spec": spec.to_json(),
         "graphs": {name: asdict(graph) for name, graph in manifest.graphs.items()},
+        "ends": _ends(bundle),
         "context": spec.context,
         "kv_dtype": dtype,
         "kv_bytes_per_token": token,
@@ -64,6 +66,16 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
         "toolchain": manifest.toolchain,
         "files": {name: file.size for name, file in manifest.files.items()},
     }
+
+
+def _ends(bundle: Bundle) -> list[dict[str, Any]]:
+    """A row for each token that ends an answer: its id, its spelling, and where the export found it."""
+    info = bundle.manifest.tokenizer
+    tokenizer = read_json(bundle.read_text(TOKENIZER) or "")
+    return [
+        {"id": token, "token": tokenizer.id_to_token(token), "found": list(info.eos_found.get(str(token), ()))}
+        for token in info.eos
+    ]
 
 
 def _tensors(bundle: Bundle) -> list[dict[str, Any]]:
@@ -104,6 +116,11 @@ def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[str, int, in
     return dtype, sum(rows[group] for group in groups), sum(rows[group] * rings[group].slots for group in groups)
 
 
+def _end_line(row: Mapping[str, Any]) -> str:
+    """`32007 <|end|> (chat template)`."""
+    return f"{row['id']} {row['token']}" + (f" ({', '.join(row['found'])})" if row["found"] else "")
+
+
 def _precision(precision: Mapping[str, str]) -> str:
     """`210 int8, 1 int16`."""
     return ", ".join(f"{count} {kind}" for kind, count in Counter(precision.values()).most_common())
@@ -128,6 +145,8 @@ def _print(report: dict[str, Any]) -> None:
         "vocabulary": f"{spec['vocab_size']}{', tied head' if spec['tied_head'] else ''}",
         "context": f"{report['context']} tokens, "
         f"{report['kv_bytes_per_token']} bytes of KV a token in {report['kv_dtype']}",
+        "turn ends": "; ".join(_end_line(row) for row in report["ends"])
+        or "none known: answers go on until their limit",
         "memory": f"{terminal.megabytes(memory['total'])} at {memory['context']} tokens "
         f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
     }

@@ -122,6 +122,8 @@ class Run:
         path = _find(self.model)  # first: whoever forgets MODEL has put the prompt in its place
         prompt = None if chatting else given.read_prompt(self.prompt, raw=self.raw)
         with edge.load(path or _pull(self.model), runtime) as pipeline:
+            if not pipeline.bundle.manifest.tokenizer.eos:
+                terminal.note("no token is known that ends this model's turn: its answers go on until their limit")
             if prompt is not None:
                 return self._answer(pipeline, prompt, generate, tools)
             from edge.commands.chat import Chat

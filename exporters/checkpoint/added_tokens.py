@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from edge.errors import CheckpointError
+from exporters.checkpoint import TokenizerFiles
 from exporters.checkpoint.enders import Enders
 from exporters.checkpoint.marks import Rendered, turn_ends
 
@@ -76,3 +78,27 @@ def add_turn_ends(enders: Enders, rendered: Iterable[Rendered], tokenizer: Token
     for text, place in turn_ends(rendered, tokens).items():
         if tokens[text] != bos:
             enders.add(tokens[text], place)
+
+
+def fit_rows(files: TokenizerFiles, rows: int, where: str) -> TokenizerFiles:
+    """`files` without added tokens that have no row in an embedding of `rows`, which some models carry for others.
+
+    Raises CheckpointError where such a token is one that the model needs: a piece of text, an end, a template's mark.
+    """
+    data = json.loads(files.tokenizer)
+    tokenizer = Tokenizer.from_str(files.tokenizer)
+    beyond = {token: index for token, index in tokenizer.get_vocab().items() if index >= rows}
+    if not beyond:
+        return files
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    pieces = tokenizer.get_vocab(with_added_tokens=False).keys() | files.special.values()
+    templates = [text for text in (files.chat_template, *files.chat_templates.values()) if text]
+    for token, index in sorted(beyond.items(), key=lambda item: item[1]):
+        if token in pieces or token not in added or index in files.enders or any(token in text for text in templates):
+            raise CheckpointError(
+                f"{where}: token {token!r} has the id {index}, but the embedding has {rows} rows: the tokenizer "
+                "belongs to another model"
+            )
+    data["added_tokens"] = [entry for entry in data["added_tokens"] if entry["id"] < rows]
+    note = f"added tokens without a row in the embedding are left out: {', '.join(sorted(beyond))}"
+    return replace(files, tokenizer=json.dumps(data, ensure_ascii=False), notes=(*files.notes, note))

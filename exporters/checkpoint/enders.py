@@ -34,6 +34,11 @@ class Enders:
         if token is not None and place not in self._found.setdefault(token, []):
             self._found[token].append(place)
 
+    def note_none(self, notes: Notes) -> None:
+        """Say it where there is no end token at all."""
+        if not self._found:
+            notes.add("no token is known that ends a turn: answers go on until their limit")
+
     def all(self) -> dict[int, tuple[str, ...]]:
         """By ascending id."""
         return {token: tuple(self._found[token]) for token in sorted(self._found)}

@@ -44,6 +44,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     _check_marks(tokenizer, find_marks(rendered), path)
     enders = _enders(folder, config, tokenizer, {**settings, **special}, notes)
     add_turn_ends(enders, rendered, tokenizer, bos)
+    enders.note_none(notes)
     check_enders(enders.all(), tokenizer.get_vocab(), str(folder))
     return TokenizerFiles(
         tokenizer=keep_text(text, tokenizer),

@@ -67,6 +67,7 @@ def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles
     for key, token in ends.items():
         enders.add(token, PREFIX + key)
     add_turn_ends(enders, rendered, tokenizer, bos)
+    enders.note_none(notes)
     return TokenizerFiles(
         tokenizer=keep_text(text, tokenizer),
         chat_template=templates.pop(DEFAULT, None),

@@ -2,8 +2,9 @@
 
 Most take it as it is. LlamaTokenizer takes its vocabulary and merges alone and decides anew where spaces are put:
 `add_prefix_space` and `legacy` of tokenizer_config.json say whether a space goes before every text between two added
-tokens, before the first one, or before none. Every class adds the tokens that tokenizer_config.json names and that the
-file lacks. Facts: transformers 5's LlamaTokenizer, AutoTokenizer and TokenizersBackend.
+tokens, before the first one, or before none. GPT2Tokenizer and Qwen2Tokenizer look at `add_prefix_space` alone. Every
+class adds the tokens that tokenizer_config.json names and that the file lacks. Facts: transformers 5's LlamaTokenizer,
+Qwen2Tokenizer, AutoTokenizer and TokenizersBackend.
 """
 
 from __future__ import annotations
@@ -14,21 +15,20 @@ from typing import Any
 from exporters.checkpoint.enders import Notes
 
 _SPACE = "\u2581"
-_REBUILT = ("LlamaTokenizer", "LlamaTokenizerFast")
-# Model types for which AutoTokenizer takes the file as it is, whatever class the folder names.
-_AS_WRITTEN = ("ministral", "mistral", "phi3", "qwen2")
-_GPT2 = ("GPT2Tokenizer", "GPT2TokenizerFast")
+# Model types for which AutoTokenizer takes the file as it is, or one class, whatever class the folder names.
+_AS_WRITTEN = ("granite", "ministral", "mistral", "olmo2", "olmo3", "phi3")
+_OWN_CLASS = {"qwen2": "Qwen2Tokenizer"}
 _FLAGS = ("lstrip", "normalized", "rstrip", "single_word")
 
 
 def apply_class(data: dict[str, Any], settings: Mapping[str, Any], model_type: object, notes: Notes) -> bool:
     """Change the content of a tokenizer.json as the class does that tokenizer_config.json names; whether it changed."""
-    named = settings.get("tokenizer_class")
-    if named in _REBUILT and model_type not in _AS_WRITTEN and _is_sentencepiece(data):
+    named = _OWN_CLASS.get(str(model_type)) or str(settings.get("tokenizer_class")).removesuffix("Fast")
+    if model_type in _AS_WRITTEN:
+        return False
+    if named == "LlamaTokenizer" and _is_sentencepiece(data):
         return _put_spaces(data, settings, notes)
-    if named in _GPT2 and model_type not in _AS_WRITTEN:
-        return _put_first_space(data, settings, notes)
-    return False
+    return named in ("GPT2Tokenizer", "Qwen2Tokenizer") and _put_first_space(data, settings, notes)
 
 
 def _is_sentencepiece(data: Mapping[str, Any]) -> bool:
@@ -52,9 +52,6 @@ def _put_spaces(data: dict[str, Any], settings: Mapping[str, Any], notes: Notes)
     prefix = settings.get("add_prefix_space")
     scheme = "never" if prefix is False else "always" if settings.get("legacy") else "first"
     spaces = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": False}
-    if data.get("normalizer") is None and data.get("pre_tokenizer") == spaces:
-        return False
-    data["normalizer"], data["pre_tokenizer"] = None, spaces
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
@@ -62,7 +59,10 @@ def _put_spaces(data: dict[str, Any], settings: Mapping[str, Any], notes: Notes)
     ]
     if scheme != "never":
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    data["decoder"] = {"type": "Sequence", "decoders": decoders}
+    parts = {"normalizer": None, "pre_tokenizer": spaces, "decoder": {"type": "Sequence", "decoders": decoders}}
+    if all(data.get(name) == part for name, part in parts.items()):
+        return False
+    data |= parts
     flag = "add_prefix_space" if prefix is False else "legacy"
     notes.add(
         f"spaces: tokenizer_config.json ({flag} {settings.get(flag)}) puts a space before the text {scheme}, as "

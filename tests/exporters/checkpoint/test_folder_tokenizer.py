@@ -54,6 +54,35 @@ def test_chat_template_in_each_of_its_places(folder: Path, opened: Open, form: s
     assert reference.get_chat_template() == TEMPLATE
 
 
+def test_n5_named_templates_of_each_place(folder: Path, opened: Open) -> None:
+    """As transformers has them: files count before the list of the settings."""
+    named = [{"name": "tool_use", "template": "from the list"}, {"name": "rag", "template": "rag"}]
+    edit(folder / "tokenizer_config.json", chat_template=[*named, {"name": "default", "template": "from the list"}])
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("from a file")
+    files = opened(folder).tokenizer()
+    assert (files.chat_template, files.chat_templates) == (TEMPLATE, {"tool_use": "from a file", "rag": "rag"})
+    reference = AutoTokenizer.from_pretrained(folder)
+    assert reference.get_chat_template(tools=[{"name": "x"}]) == "from a file"
+    assert reference.get_chat_template() == TEMPLATE
+    (more / "..jinja").write_text("x")
+    with pytest.raises(CheckpointError, match=r"a chat template is named '\.'"):
+        opened(folder).tokenizer()
+
+
+def test_n5_a_template_in_a_file_of_the_processor(folder: Path, opened: Open) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit(folder / "chat_template.json", chat_template="from the processor")
+    assert opened(folder).tokenizer().chat_template == "from the processor"
+
+
+def test_n27_a_template_that_is_not_valid_is_named_when_read(folder: Path, opened: Open) -> None:
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(CheckpointError, match="chat template 'default': the chat template is not valid, line 1"):
+        opened(folder).tokenizer()
+
+
 def test_template_list_without_a_default(folder: Path, opened: Open) -> None:
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", chat_template=[{"name": "rag", "template": "x"}])

@@ -300,3 +300,15 @@ def test_sentencepiece_as_gemma_has_it() -> None:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert ids == reference.encode(text), text
         assert tokenizer.decode(ids) == text
+
+
+def test_n5_named_templates_of_a_gguf_file() -> None:
+    values = metadata(byte_bpe(), "gpt-2")
+    files = rebuild_tokenizer(
+        FILE, {**values, "tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "with tools"}
+    )
+    assert (files.chat_template, files.chat_templates) == ("plain", {"tool_use": "with tools"})
+    with pytest.raises(CheckpointError, match=r'no chat template is named "default" .there are: tool_use'):
+        rebuild_tokenizer(FILE, {**values, "tokenizer.chat_template.tool_use": "with tools"})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.chat_template\.rag is no text"):
+        rebuild_tokenizer(FILE, {**values, "tokenizer.chat_template.rag": 3})
