@@ -264,7 +264,7 @@ def _deltas(run: TokenRun, text: TextStream, splitter: Splitter, parts: list[Del
         for delta in splitter.push(piece):
             parts.append(delta)
             yield delta
-    for delta in splitter.finish():
+    for delta in splitter.finish(text.stopped):
         parts.append(delta)
         yield delta
 

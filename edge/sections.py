@@ -44,9 +44,30 @@ class Splitter:
         self._held += text
         return list(self._cut(last=False))
 
-    def finish(self) -> list[Delta]:
-        """The rest, when no more text comes. Reasoning that was never closed stays reasoning."""
+    def finish(self, stop: str | None = None) -> list[Delta]:
+        """The rest, when no more text comes, or where the stop string ended it. Reasoning that was never closed stays
+        reasoning; of a tag across which the stop string lies nothing stays."""
+        if stop is not None:
+            self._held += self._cut_off(stop)
         return list(self._cut(last=True))
+
+    def _cut_off(self, stop: str) -> str:
+        """The rest of a tag that the held text ends in and that the stop string cut off."""
+        for tag in self._awaited():
+            size = overlap(self._held, tag)
+            rest = tag[size:]
+            if size and (rest.startswith(stop) or stop.startswith(rest)):
+                return rest
+        return ""
+
+    def _awaited(self) -> list[str]:
+        """The tags that may come now."""
+        if self._call is not None:
+            return [self._call.style.closing] if self._call.style.closing else []
+        if self._state == "answer":
+            return [*(style.opening for style in self._formats if not style.untagged), *self._around]
+        assert self._tags is not None
+        return [self._tags.opening if self._state == "start" else self._tags.closing]
 
     def _cut(self, *, last: bool) -> Iterator[Delta]:
         if self._state == "start":

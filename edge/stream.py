@@ -1,14 +1,17 @@
 """Tokens to text while they arrive: no broken characters, no stop strings.
 
-The deltas of a stream, joined, are exactly the tokenizer's decoding of all its tokens at once (cut before the stop
-string, if one came). A token costs the same however long the answer is: only the tokens since the last settled text
-are decoded; where a decoder minds what stands before them, behind the last settled token (a SentencePiece decoder drops
-the space at the start of what it is given, so it must not be given a start that is none).
+The deltas of a stream, joined, are the text of all its tokens (cut before the stop string, if one came): their bytes
+read as UTF-8, with one U+FFFD for each sequence of bytes that begins no character or breaks one off. Text is given out
+as soon as it is whole; bytes that may yet become a character are at most three. A token costs the same however long
+the answer is: where a decoder minds what stands before a token (a SentencePiece decoder drops the space at the start of
+what it is given, so it must not be given a start that is none), it is decoded behind the one before it.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from edge.tokenizer import Tokenizer
 
@@ -31,9 +34,8 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
         self._spelled = dict(spelled or {})
-        self._context: list[int] = []
-        self._context_text = ""
-        self._pending: list[int] = []  # tokens whose text may still change
+        plain = tokenizer.byte_level and not tokenizer.contextual
+        self._reader: _Reader = _Bytes(tokenizer) if plain else _Pieces(tokenizer)
         self._held = ""  # settled text that may be the start of a stop string
 
     def push(self, token: int) -> str:
@@ -41,28 +43,113 @@ class TextStream:
         if self.stopped is not None:
             return ""
         if token in self._spelled:
-            text = self._tokenizer.spell(self._context + self._pending)
-            delta = self._settle(text, len(self._pending)) + self._spelled[token]
-            self._stand_behind(token)
-            return self._filter(delta)
+            return self._filter(self._reader.flush(behind=token) + self._spelled[token])
         if self._tokenizer.is_silent(token):
             return ""
-        self._pending.append(token)
-        if token in self._tokenizer.byte_ids:
-            return ""  # a run of byte tokens is decoded as a whole, when the run ends
-        text = self._tokenizer.spell(self._context + self._pending)
-        if self._tokenizer.byte_level and text.endswith(_REPLACEMENT):
-            return self._filter(self._settle_head(text))
-        return self._filter(self._settle(text, len(self._pending)))
+        return self._filter(self._reader.read(token))
 
     def finish(self) -> str:
         """The rest of the text, when no more tokens come: what was held back, and a character that stays broken."""
         if self.stopped is not None:
             return ""
-        text = self._tokenizer.spell(self._context + self._pending)
-        delta = self._filter(self._settle(text, len(self._pending)))
+        delta = self._filter(self._reader.flush())
         held, self._held = self._held, ""
         return delta + held
+
+    def _filter(self, delta: str) -> str:
+        """The part of held text and `delta` that no stop string can claim any more."""
+        if not self._stop or not delta:
+            return delta
+        text = self._held + delta
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if found:
+            _, start, self.stopped = min(found)
+            self._held = ""
+            return text[:start]
+        keep = len(text) - max(overlap(text, stop) for stop in self._stop)
+        self._held = text[keep:]
+        return text[:keep]
+
+
+class _Reader(Protocol):
+    def read(self, token: int) -> str:
+        """The text that is whole with this token and was not before."""
+        ...
+
+    def flush(self, *, behind: int | None = None) -> str:
+        """The text of what was held back, nothing more being able to complete it. `behind` is the token that follows
+        and is shown otherwise."""
+        ...
+
+
+class _Bytes:
+    """A byte-level vocabulary: each token is some bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, token: int) -> str:
+        return self._decoder.decode(self._tokenizer.raw(token))
+
+    def flush(self, *, behind: int | None = None) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _Pieces:
+    """A vocabulary of pieces of text, perhaps with tokens for single bytes among them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._context_text = ""
+        self._pending: list[int] = []  # tokens whose text may still change
+        self._bytes = b""  # of a character that is not whole: those of the pending tokens
+
+    def read(self, token: int) -> str:
+        if token in self._tokenizer.byte_ids:
+            return self._read_byte(token)
+        broken = self._flush_bytes()
+        self._pending.append(token)
+        text = self._tokenizer.spell(self._context + self._pending)
+        if self._tokenizer.byte_level and text.endswith(_REPLACEMENT):
+            return broken + self._settle_head(text)
+        return broken + self._settle(text, len(self._pending))
+
+    def flush(self, *, behind: int | None = None) -> str:
+        broken = self._flush_bytes()
+        text = self._tokenizer.spell(self._context + self._pending)
+        delta = broken + self._settle(text, len(self._pending))
+        if behind is not None:
+            self._stand_behind(behind)
+        return delta
+
+    def _read_byte(self, token: int) -> str:
+        """The library decodes a run of byte tokens as a whole, and all of it as broken if one byte is."""
+        rest = (
+            ""
+            if self._bytes
+            else self._settle(self._tokenizer.spell(self._context + self._pending), len(self._pending))
+        )
+        self._pending.append(token)
+        self._bytes += bytes([self._tokenizer.byte_ids[token]])
+        text, used = codecs.utf_8_decode(self._bytes, "replace", False)
+        if not used:
+            return rest
+        if not self._context and _REPLACEMENT not in text:
+            text = self._tokenizer.spell(self._pending)  # which may drop a space at the start
+        self._bytes = self._bytes[used:]
+        self._stand_behind(self._pending[used - 1])
+        del self._pending[:used]
+        return rest + text
+
+    def _flush_bytes(self) -> str:
+        if not self._bytes:
+            return ""
+        broken, self._bytes = self._bytes.decode("utf-8", "replace"), b""
+        self._stand_behind(self._pending[-1])
+        self._pending.clear()
+        return broken
 
     def _settle(self, text: str, count: int) -> str:
         """Take `text`, the decoding of the context and the first `count` pending tokens, as final; its new part."""
@@ -93,20 +180,6 @@ class TextStream:
             if head + self._tokenizer.spell(self._pending[count:]) == text:
                 return self._settle(head, count)
         return ""
-
-    def _filter(self, delta: str) -> str:
-        """The part of held text and `delta` that no stop string can claim any more."""
-        if not self._stop or not delta:
-            return delta
-        text = self._held + delta
-        found = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if found:
-            _, start, self.stopped = min(found)
-            self._held = ""
-            return text[:start]
-        keep = len(text) - max(overlap(text, stop) for stop in self._stop)
-        self._held = text[keep:]
-        return text[:keep]
 
 
 def overlap(text: str, mark: str) -> int:

@@ -16,6 +16,7 @@ import re
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Tokenizer:
 
     `control` are its control tokens: those that the file marks as special, and named ones (bos, eos, ...) among its
     added tokens. `ordinary_added` are the other added tokens, spelling → id. `control_ids` are the ids that text never
-    shows: those of `control`, and bos and eos even where the file has them as ordinary tokens. Safe for concurrent
-    use: nothing changes after construction.
+    shows: those of `control`, and bos and eos even where the file has them as ordinary tokens. `byte_ids` are the
+    tokens for single bytes, id → byte. Safe for concurrent use: nothing changes after construction.
     """
 
     def __init__(
@@ -89,8 +90,11 @@ class Tokenizer:
         kinds = _decoder_kinds(self._tok.decoder)
         self.byte_level = "ByteLevel" in kinds
         self.contextual = kinds != {"ByteLevel"}  # what an id spells may depend on those before it
-        names = (f"<0x{byte:02X}>" for byte in range(256)) if "ByteFallback" in kinds else ()
-        self.byte_ids = frozenset(token for name in names if (token := self._tok.token_to_id(name)) is not None)
+        found = (
+            {self._tok.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(256)} if "ByteFallback" in kinds else {}
+        )
+        self.byte_ids = {token: byte for token, byte in found.items() if token is not None}
+        self._by_byte = {byte: token for token, byte in self.byte_ids.items()}
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: no control token, no bos."""
@@ -135,8 +139,32 @@ class Tokenizer:
 
     def spell(self, ids: Sequence[int]) -> str:
         """`decode` of ids of which none is silent."""
+        if self.byte_ids:
+            ids = self._mended(ids)
         text = _library("the tokenizer cannot decode its tokens", self._tok.decode, ids, skip_special_tokens=False)
         return str(text)
+
+    def _mended(self, ids: Sequence[int]) -> list[int]:
+        """The ids with bytes that are no UTF-8 replaced by those of U+FFFD: the library takes a whole run of byte
+        tokens for broken if one byte is."""
+        made: list[int] = []
+        for is_byte, run in groupby(ids, self.byte_ids.__contains__):
+            found = list(run)
+            if is_byte:
+                data = bytes(self.byte_ids[token] for token in found)
+                whole = data.decode("utf-8", "replace").encode()
+                if whole != data and all(byte in self._by_byte for byte in whole):
+                    found = [self._by_byte[byte] for byte in whole]
+            made += found
+        return made
+
+    def raw(self, token: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary, of which it spells each as a character of its own."""
+        text = self._tok.id_to_token(token) or ""
+        try:
+            return bytes([_BYTES[letter] for letter in text])
+        except KeyError:  # an added token, spelled as it is
+            return text.encode()
 
     def is_silent(self, token: int) -> bool:
         """Whether text never shows the id: a control token, or one without a token (a padded row of the head)."""
@@ -230,6 +258,17 @@ def _decoder_kinds(decoder: Any) -> set[str]:
         return set()
     state = json.loads(decoder.__getstate__())
     return {step["type"] for step in (state, *state.get("decoders", ()))}
+
+
+def _spellings() -> dict[str, int]:
+    """The characters by which byte-level vocabularies spell bytes, as GPT-2 has them: a byte that is a visible
+    character of Latin-1 spells itself, the others take the characters from U+0100 on in order."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _spellings()
 
 
 def _cut(text: str, control: ControlTokens, mark: str) -> str:

@@ -81,6 +81,33 @@ def test_t7_where_a_text_is_cut_changes_nothing(parts: list[str], opened: bool, 
     assert split(cuts, opened=opened) == split([text], opened=opened)
 
 
+@pytest.mark.parametrize(("opened", "answer", "stop", "reasoning", "text"), [
+    (True, "reason</think>answer", "k>\n", "reason", "answer"),
+    (True, "reason</think>\nanswer", "k>\n", "reason", ""),
+    (True, "reason</think>\nanswer", "nk>", "reason", ""),
+    (True, "reason</think>\nanswer", "nk", "reason", ""),
+    (True, "reason </think>\nanswer", ">", "reason", ""),
+    (True, "a </th b</think>", "th b", "a </", ""),  # no tag
+    (True, "a < b", " b", "a <", ""),
+    (False, "<think>\nreason</think>", "ink>\n", "", ""),
+    (False, "<think>\nreason</think>x", "x", "reason", ""),
+    (False, "<th and more", " and", "", "<th"),
+])  # fmt: skip
+def test_n20_a_stop_string_across_a_tag_leaves_nothing_of_it(
+    opened: bool, answer: str, stop: str, reasoning: str, text: str
+) -> None:
+    shown, cut, _ = answer.partition(stop)
+    splitter = Splitter(THINK, opened=opened)
+    found = [delta for letter in shown for delta in splitter.push(letter)] + splitter.finish(stop if cut else None)
+    assert "".join(d.text for d in found if d.reasoning) == reasoning
+    assert "".join(d.text for d in found if not d.reasoning) == text
+
+
+def test_n20_a_stop_string_across_a_tag_in_an_answer(opened: OpenScripted) -> None:
+    result = opened("reason</think>answer", template=R1).complete("why?", GenerateOptions(stop=("k>an",)))
+    assert (result.reasoning, result.text, result.stop) == ("reason", "", "k>an")
+
+
 def test_what_is_certain_is_not_held_back() -> None:
     splitter = Splitter(THINK, opened=True)
     assert splitter.push("so ") == [Delta("so", reasoning=True)]
