@@ -96,10 +96,12 @@ class Run:
         str,
         typer.Option(
             metavar="error|sliding",
-            help="When the context is full: refuse, or drop the oldest tokens, the system prompt first (see --sinks).",
+            help="When the context is full: refuse, or drop the oldest tokens but the first (see --sinks).",
         ),
     ] = "error"
-    sinks: Annotated[int, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever.")] = 0
+    sinks: Annotated[
+        int | None, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever. [default: 4]")
+    ] = None
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
     runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
     device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
