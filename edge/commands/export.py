@@ -14,7 +14,7 @@ from edge import store, texts
 from edge.commands import terminal
 from edge.commands.inspect import describe
 from edge.commands.quality import print_quality
-from edge.commands.release import CATALOG, parse_variants, release
+from edge.commands.release import CATALOG, check_free, parse_variants, release
 from edge.errors import OptionError
 
 
@@ -46,6 +46,9 @@ class Export:
     license: Annotated[
         str | None, typer.Option(metavar="TEXT", help="License to state in the release's catalogue.")
     ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a bundle that is there; nothing but a whole bundle is replaced.")
+    ] = False
     json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON.")] = False
 
     def execute(self) -> int:
@@ -56,6 +59,7 @@ class Export:
         if self.license is not None:
             raise OptionError("--license is for the catalogue that --variants writes; leave it out")
         target = self._target()
+        check_free(target, force=self.force)
         with terminal.progress() as progress:
             bundle = edge.export(self.source, target, recipe=self.recipe, name=self.name, progress=progress)
         summary = describe(bundle)
@@ -73,7 +77,12 @@ class Export:
         name = self.name or self.out.absolute().name
         with terminal.progress() as progress:
             bundles = release(
-                parse_variants(variants), self.out, name=name, terms=_checked(self.license), progress=progress
+                parse_variants(variants),
+                self.out,
+                name=name,
+                terms=_checked(self.license),
+                force=self.force,
+                progress=progress,
             )
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
