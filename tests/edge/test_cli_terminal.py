@@ -244,6 +244,7 @@ def test_several_lines_are_one_message(slow: str, environment: dict[str, str], t
     child.expect(">>>")
     child.sendline(f"/save {saved}")
     child.expect_exact("saved 4 messages")
+    child.expect(">>>")
     child.sendeof()
     assert code(child) == 0
     messages = json.loads(saved.read_text())["messages"]
