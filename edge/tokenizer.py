@@ -11,12 +11,12 @@ itself.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import tokenizers
 from edge.errors import BundleError, InternalError, OptionError
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_CUTS = 8  # how often a text is cut: the rest of a control token may be another one
 
 
 class ControlTokens:
@@ -85,6 +86,8 @@ class Tokenizer:
         self.control = ControlTokens({text: number for text, number in spellings.items() if number not in ordinary})
         self.ordinary_added = {text: number for text, number in spellings.items() if number in ordinary}
         self.control_ids = frozenset(self.control.ids.values()).union(eos, () if bos is None else (bos,))
+        # Ends that are mere pieces of the vocabulary: a mark never comes of text, a word or a newline may.
+        self._always_banned = frozenset(token for token in self.control_ids if _is_mark(self._tok.id_to_token(token)))
         self._unknown = self._tok.token_to_id(special["unk_token"]) if "unk_token" in special else None
         self._add_aliases(added)
         kinds = _decoder_kinds(self._tok.decoder)
@@ -113,25 +116,25 @@ class Tokenizer:
     def encode_parts(self, parts: Sequence[str | int], *, control: ControlTokens | None = None) -> list[int]:
         """Ids of texts and added tokens (given by id) in order; each text between two tokens is one plain piece.
 
-        No id of `control` (by default this tokenizer's own) comes out of a text, except the unknown token. Raises
-        OptionError for a text in which that cannot be had (one that spells a control token of a single character), and
-        for one that is no Unicode text.
+        No id of `control` (by default this tokenizer's own) comes out of a text, except the unknown token. Where one
+        would, because the text spells it or something that the normalizer makes it of, the text is cut inside it; only
+        there do ids differ from the tokenizer's own plain encoding. Raises OptionError for a text in which that cannot
+        be had (one with a control token of a single character), and for one that is no Unicode text.
         """
         for part in parts:
             if isinstance(part, str):
                 check_text(part, "the text")
-        control = control or self.control
-        banned = set(control.ids.values()) - {self._unknown}
-        ids = self._encode(parts)
-        spelled = [text for text in parts if isinstance(text, str) and any(control.spans(text))]
-        if not spelled or banned.isdisjoint(ids):
-            return self._insert(ids, parts)
-        # The model itself spells a control token (a Unigram vocabulary does), or the file does not mark it special:
-        # cut the spelling after its first character. Only here do ids differ from the tokenizer's own plain encoding.
-        ids = self._encode([_cut(part, control, self._break) if isinstance(part, str) else part for part in parts])
-        if not banned.isdisjoint(ids):
-            raise OptionError("the text holds a control token of this model that cannot be told from plain text")
-        return self._insert([token for token in ids if token != self._break_id], parts)
+        banned = self._always_banned.union((control or self.control).ids.values()) - {self._unknown}
+        text, found = self._encode(parts)
+        for _ in range(_CUTS):
+            if banned.isdisjoint(found.ids):
+                return self._insert([token for token in found.ids if token != self._break_id], parts)
+            spans = [span for token, span in zip(found.ids, found.offsets, strict=True) if token in banned]
+            if any(stop - start < 2 for start, stop in spans):
+                break
+            text = _marked(text, [start + 1 for start, _ in spans], self._break)
+            found = self._library_encode(text)
+        raise OptionError("the text holds a control token of this model that cannot be told from plain text")
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, without control tokens and ids that have no token; nothing in it is tidied up."""
@@ -148,7 +151,7 @@ class Tokenizer:
         """The ids with bytes that are no UTF-8 replaced by those of U+FFFD: the library takes a whole run of byte
         tokens for broken if one byte is."""
         made: list[int] = []
-        for is_byte, run in groupby(ids, self.byte_ids.__contains__):
+        for is_byte, run in itertools.groupby(ids, self.byte_ids.__contains__):
             found = list(run)
             if is_byte:
                 data = bytes(self.byte_ids[token] for token in found)
@@ -190,18 +193,22 @@ class Tokenizer:
         self._alias_ids = frozenset(self._tok.token_to_id(name) for name in names.values())
         self._silent = self.control_ids | self._alias_ids | {self._break_id}
 
-    def _encode(self, parts: Sequence[str | int]) -> list[int]:
-        """Ids with stand-ins for the tokens among the parts."""
-        ids: list[int] = []
+    def _encode(self, parts: Sequence[str | int]) -> tuple[str, tokenizers.Encoding]:
+        """The parts as one text, with stand-ins for the tokens among them, and what the library makes of it."""
         tokens = sum(isinstance(part, int) for part in parts)
         # A normalizer that puts a space before text hides normalized tokens inside it (from the library as well);
         # the prompt needs its control tokens, so then they are matched before normalization.
         for alias in (self._alias, self._sure_alias):
             text = "".join(part if isinstance(part, str) else alias[part] for part in parts)
-            ids = _library("the tokenizer cannot encode a text", self._tok.encode, text, add_special_tokens=False).ids
-            if sum(token in self._alias_ids for token in ids) == tokens:
-                return ids
+            found = self._library_encode(text)
+            if sum(token in self._alias_ids for token in found.ids) == tokens:
+                return text, found
         raise InternalError(f"the tokenizer lost control tokens: {tokens} were to be in the prompt")
+
+    def _library_encode(self, text: str) -> tokenizers.Encoding:
+        problem = "the tokenizer cannot encode a text"
+        found: tokenizers.Encoding = _library(problem, self._tok.encode, text, add_special_tokens=False)
+        return found
 
     def _insert(self, ids: list[int], parts: Sequence[str | int]) -> list[int]:
         """The ids with each stand-in replaced by the token that it stands for."""
@@ -271,11 +278,11 @@ def _spellings() -> dict[str, int]:
 _BYTES = _spellings()
 
 
-def _cut(text: str, control: ControlTokens, mark: str) -> str:
-    """`text` with a mark after the first character of each control token's spelling."""
-    pieces = []
-    done = 0
-    for start, _ in control.spans(text):
-        pieces += [text[done : start + 1], mark]
-        done = start + 1
-    return "".join([*pieces, text[done:]])
+def _is_mark(token: str | None) -> bool:
+    return token is not None and token[:1] in ("<", "[") and token[-1:] in (">", "]")
+
+
+def _marked(text: str, places: Sequence[int], mark: str) -> str:
+    """`text` with a mark at each of the places, which rise."""
+    pieces = [text[start:stop] for start, stop in itertools.pairwise([0, *places, len(text)])]
+    return mark.join(pieces)

@@ -64,7 +64,10 @@ def _as_loaded(
     """The text of tokenizer.json, changed where transformers would not take it as it is."""
     text = _text(path)
     load_tokenizer(text, path)
-    data = texts.parse_json(text)
+    try:
+        data = texts.parse_json(text)
+    except ValueError as error:  # what the library reads all the same
+        raise CheckpointError(f"{path}: no JSON: {error}") from error
     changed = [apply_class(data, settings, model_type, notes), add_named_tokens(data, settings, special, notes)]
     return json.dumps(data, ensure_ascii=False) if any(changed) else text
 

@@ -182,7 +182,7 @@ def metadata(folder: Path) -> list[bytes]:
 
 
 def tokenizers(folder: Path) -> list[bytes]:
-    """Byte-level BPE, BPE over SentencePiece's pieces, and Unigram."""
+    """Byte-level BPE, BPE over SentencePiece's pieces, Unigram, and one that spells a control token itself."""
     byte_level = write_bundle(folder / "seed.dsedge", ["x"]).path / "tokenizer.json"
     pieces = Tokenizer(models.BPE({"<unk>": 0, "\u2581": 1, "a": 2, "\u2581a": 3, "<0x0A>": 4}, [("\u2581", "a")]))
     pieces.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -191,7 +191,10 @@ def tokenizers(folder: Path) -> list[bytes]:
     unigram = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0), ("\u2581", -2.0)], 0, False))
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
     unigram.decoder = decoders.Metaspace()
-    return [byte_level.read_bytes(), pieces.to_str().encode(), unigram.to_str().encode()]
+    spelled = Tokenizer(models.Unigram([("<unk>", -9.0), ("<s>", -0.1), *((c, -5.0) for c in "<s>ab")], 0, False))
+    spelled.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()])
+    spelled.add_special_tokens(["<s>"])
+    return [byte_level.read_bytes(), *(text.to_str().encode() for text in (pieces, unigram, spelled))]
 
 
 def manifests(folder: Path) -> list[bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge.bundle import open_bundle
-from edge.errors import CheckpointError, EdgeError
+from edge.errors import CheckpointError, EdgeError, OptionError
 from edge.kv import plan_layout
 from edge.rope import angles
 from edge.seal import seal
@@ -32,6 +33,7 @@ from exporters.checkpoint.open import open_checkpoint
 from runtimes.scripted import write_bundle
 from tests.fuzz import seeds
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 TEXT = "Bien sûr: 12 <|end|> x\n\ud55c🙂 <s>"
 
 
@@ -136,9 +138,27 @@ def _tokenizer(data: bytes, folder: Path) -> None:
     """A tokenizer.json in a bundle, and in a checkpoint's folder."""
     text = data.decode("utf-8", errors="replace")
     tokenizer = Tokenizer(text, bos=None, eos=(), add_bos=False, special={"unk_token": "<unk>"})
-    tokenizer.decode([*tokenizer.encode(TEXT), 0, 1, tokenizer.vocab_size, 2**31])
+    _encode_plain(tokenizer)
+    tokenizer.decode([0, 1, tokenizer.vocab_size, 2**31])
     (folder / "tokenizer.json").write_bytes(data)
     read_tokenizer(folder, {"bos_token_id": 0, "eos_token_id": [0, 1]})
+
+
+def _encode_plain(tokenizer: Tokenizer) -> None:
+    """No control token comes out of text, whatever the file says, except the unknown one; a text may be refused."""
+    forged = [*tokenizer.control.ids, *map(_full_width, tokenizer.control.ids)]
+    for text in (TEXT, *(f"a {spelling}b" for spelling in forged[:8] if not _SURROGATE.search(spelling))):
+        try:
+            ids = tokenizer.encode(text)
+        except OptionError:
+            continue
+        control = {token for spelling, token in tokenizer.control.ids.items() if spelling != "<unk>"}
+        assert control.isdisjoint(ids), f"{text!r} became {ids}"
+        tokenizer.decode(ids)
+
+
+def _full_width(text: str) -> str:
+    return "".join(chr(ord(letter) + 0xFEE0) if "!" <= letter <= "~" else letter for letter in text)
 
 
 def _manifest(data: bytes, folder: Path) -> None:
