@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edge import bundle_files, graph, seal, texts
+from edge.contents import Artefact, Origin
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, NotFoundError
+from edge.quality import QualityReport
 from edge.sums import SumCache
 from edge.weights import Weights
 
-FORMAT = "2.0"  # major.minor: readers refuse another major; a newer minor may have further keys
+FORMAT = "1.1"  # major.minor: readers refuse another major; a newer minor may have further keys
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -78,7 +80,9 @@ class Manifest:
     kv: Mapping[str, Any]
     toolchain: Mapping[str, str]
     minimum_os: Mapping[str, str] = field(default_factory=dict)
-    quality: Mapping[str, Any] = field(default_factory=dict)
+    artefacts: Mapping[str, Artefact] = field(default_factory=dict)
+    origin: Origin | None = None
+    quality: QualityReport = field(default_factory=QualityReport)
     files: Mapping[str, FileInfo] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +110,11 @@ class Manifest:
                 for name, item in values["graphs"].items()
             }
             values["files"] = {name: _record(FileInfo, item, newer) for name, item in values["files"].items()}
+            artefacts = values.get("artefacts", {})
+            values["artefacts"] = {name: Artefact.from_json(item) for name, item in artefacts.items()}
+            if values.get("origin") is not None:
+                values["origin"] = Origin.from_json(values["origin"])
+            values["quality"] = QualityReport.from_json(values.get("quality", {}))
             return _typed(_record(cls, values, newer))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BundleError(f"manifest is ill-formed: {type(error).__name__}: {error}") from error
@@ -123,10 +132,10 @@ def _check_format(found: Any) -> bool:
         found = f"{found}.0"  # as the first bundles had it
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", found) if isinstance(found, str) else None
     if match is None:
-        raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export or pull the model again")
+        raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export the model again")
     major, minor = int(match[1]), int(match[2])
     if major != known[0]:
-        advice = "update dsedge" if major > known[0] else "export or pull the model again"
+        advice = "update dsedge" if major > known[0] else "export the model again"
         raise BundleError(f"manifest format {found}; this version reads {known[0]}.x: {advice}")
     return minor > known[1]
 
@@ -144,7 +153,7 @@ def _typed(manifest: Manifest) -> Manifest:
     """Raise ValueError for the field types that later code relies on."""
     if not isinstance(manifest.name, str):
         raise ValueError("the name must be a text")
-    for name in ("recipe", "kv", "quality"):
+    for name in ("recipe", "kv"):
         if not isinstance(getattr(manifest, name), dict):
             raise ValueError(f"{name} must be a table")
     for name in ("schemes", "toolchain", "minimum_os"):
@@ -230,6 +239,10 @@ def _open(path: Path, *, trust_cache: bool) -> Bundle:
         if needed not in manifest.files:
             raise BundleError(f"{path}: the manifest lists no {needed}")
     bundle_files.check_graphs(path, manifest.graphs, manifest.files)
+    for name, artefact in manifest.artefacts.items():
+        missing = artefact.lacks(manifest.files)
+        if missing is not None:
+            raise BundleError(f"{path}: {missing!r} of artefact {name} is not among the files")
     if sums:
         sums.save()
     opened = Bundle(path.resolve(), manifest)
@@ -255,6 +268,6 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.from_json(data)
     except BundleError as error:
         raise BundleError(f"{path}: {error}") from error
-    if not seal.is_sealed(text):
+    if data["format"] != 1 and not seal.is_sealed(text):
         raise BundleError(f"{path}: its own SHA-256 ({seal.KEY}) is not its text's; it was changed or damaged")
     return manifest

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from edge.bundle import Bundle
 
 
-def export(
-    source: str | Path,
-    out: str | Path,
-    *,
-    recipe: str | Path | None = None,
-    name: str | None = None,
-    progress: Callable[[str, float], None] | None = None,
-) -> Bundle:
-    """Turn a checkpoint (folder, .safetensors or .gguf) into the bundle `out`; see exporters.export.
+class ExportOptions(TypedDict, total=False):
+    """What an export may be told.
 
-    `recipe`: a shipped name or a TOML file, by default chosen by size. `progress` gets a stage and the share done.
-    Raises CheckpointError, OptionError, StorageError, or NumericsError when the result fails its parity check.
+    recipe    a shipped recipe's name or a TOML file; by default chosen by size
+    name      the model's name in the manifest; by default the folder's
+    targets   what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
+    progress  gets a stage and the share of it that is done
+    """
+
+    recipe: str | Path | None
+    name: str | None
+    targets: Sequence[str] | None
+    progress: Callable[[str, float], None] | None
+
+
+def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]) -> Bundle:
+    """Turn a checkpoint (folder, .safetensors or .gguf) into the bundle `out`; see `ExportOptions`.
+
+    Raises CheckpointError, OptionError, StorageError, UnsupportedError for a target that cannot be made of the model,
+    or NumericsError when a runtime does not compute what the reference does.
     """
     from exporters.export import export as run
 
-    return run(source, out, recipe=recipe, name=name, progress=progress)
+    return run(source, out, **options)

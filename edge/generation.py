@@ -131,25 +131,17 @@ class TokenRun:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
         sampler = Sampler(request.options, request.vocab_size)
         self.progress = Progress(len(request.prompt), sampler.seed)
-        self._turn = turn
         self._events = _run(turn, request, sampler, self.progress)
 
     def __iter__(self) -> TokenRun:
         return self
 
     def __next__(self) -> TokenEvent:
-        try:
-            return next(self._events)
-        except BaseException:  # the end or an error; an interrupt may have kept the loop itself from leaving
-            self._turn.leave()
-            raise
+        return next(self._events)
 
     def close(self) -> None:
         """Give up the answer. Idempotent; iterating then ends."""
-        try:
-            self._events.close()
-        finally:
-            self._turn.leave()
+        self._events.close()
 
 
 def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> Generator[TokenEvent, None, None]:

@@ -1,71 +1,89 @@
-"""The export: describe → build → choose → write → emit → check → publish, all stages in one readable function."""
+"""The export: describe → choose → check → write → emit → compare → publish, all stages in one readable function."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import edge
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
+from edge.chat import DEFAULT, ChatTemplates
+from edge.errors import BundleError, CheckpointError
+from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
-from edge.weights import Weights
-from exporters import parity, precision
+from edge.tokenizer import Tokenizer
+from exporters import parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
-from exporters.checkpoint import TokenizerFiles
+from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.open import open_checkpoint
-from exporters.emit import onnx
+from exporters.origin import find_origin
 from exporters.payload_writer import Plan, write_weights
 from exporters.quant import recipe as recipes
-from exporters.quant.recipe import Choice, Recipe
+from exporters.quant.recipe import Recipe
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from edge.exporting import ExportOptions
 
 Progress = Callable[[str, float], None]
 _TOOLS = ("numpy", "onnx", "onnxruntime", "tokenizers")
 
 
-def export(
-    source: str | Path,
-    out: str | Path,
-    *,
-    recipe: str | Path | None = None,
-    name: str | None = None,
-    progress: Progress | None = None,
-) -> Bundle:
-    """Turn a checkpoint into the bundle `out`; see `edge.export` for the arguments and errors."""
-    report = progress or (lambda stage, share: None)
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A checkpoint understood, and everything that is decided before its weights are read.
+
+    `draft` is the manifest without graphs, artefacts, files, origin and quality, which are not there yet.
+    """
+
+    model: Model
+    graph: Graph
+    recipe: Recipe
+    plans: Mapping[str, Plan]
+    files: TokenizerFiles
+    targets: tuple[str, ...]
+    notes: tuple[str, ...]
+    draft: Manifest
+
+
+def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]) -> Bundle:
+    """Turn a checkpoint into the bundle `out`; see `edge.export` for the options and errors."""
+    report: Progress = options.get("progress") or (lambda stage, share: None)
     checkpoint = open_checkpoint(source)
     try:
         with BundleFolder(Path(out)) as folder:
             report("describe", 0.0)
-            model = describe(checkpoint)
-            graph = graphs.build(model.spec)
-            chosen = recipes.load(recipe or recipes.pick(graph.parameters))
-            choices = {weight.name: chosen.choose(weight, model.weights[weight.name]) for weight in graph.weights}
-            files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
-            plans = {name: Plan(model.weights[name], choice) for name, choice in choices.items()}
-            zeros = write_weights(folder.path / bundles.WEIGHTS, graph, plans, lambda share: report("quantize", share))
-            report("emit", 0.0)
-            schemes = {key: str(choice.layout) for key, choice in choices.items() if str(choice.layout) != "float32"}
-            weights = Weights(folder.path / bundles.WEIGHTS, graph.weights, schemes)
-            exact = onnx.emit(graph, weights, folder.path / "decoder-exact.onnx", precision=lambda op: "float")
-            _write_texts(folder.path, files)
-            manifest = _describe(name or folder.target.stem, model, schemes, chosen, files)
-            draft = Bundle(
-                folder.path, replace(manifest, graphs={"exact": exact}, files=_sums(folder.path, bundles.TOKENIZER))
+            found = _describe(checkpoint, options.get("name") or folder.target.stem, options)
+            zeros = write_weights(
+                folder.path / bundles.WEIGHTS, found.graph, found.plans, lambda share: report("quantize", share)
             )
-            decoder, figures = _emit_decoder(draft, model, chosen.activation_kl, report)
-            table = {"decoder": decoder, "exact": exact}
-            notes = [*files.notes, *_notes(choices, model, zeros)]
-            _write_manifest(
-                folder.path, replace(manifest, graphs=table, quality=_quality(draft, choices, notes, figures))
-            )
+            _write_texts(folder.path, found.files)
+            draft = Bundle(folder.path, replace(found.draft, files=_sums(folder.path, bundles.TOKENIZER)))
+            report("reference", 0.0)
+            reference = parity.Parity(draft, found.model.weights) if parity.affordable(draft) else None
+            report("reference", 1.0)
+            emitted = _emit(found, draft, reference, report)
+            graph_table: dict[str, GraphInfo] = {name: info for item in emitted for name, info in item.graphs.items()}
+            artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
+            manifest = replace(draft.manifest, graphs=graph_table, artefacts={"payload": parity.PAYLOAD, **artefacts})
+            made = Bundle(folder.path, manifest)
+            report("compare", 0.0)
+            compared = None if reference is None else reference.report(made)
+            notes = [*found.files.notes, *found.notes, *quality.weight_notes(found.model, found.plans, zeros)]
+            notes += [note for item in emitted for note in item.notes]
+            judged = quality.build(made, found.plans, compared, notes)
+            report("compare", 1.0)
+            _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
             report("publish", 0.0)
             target = folder.commit()
             report("publish", 1.0)
@@ -74,19 +92,55 @@ def export(
     return bundles.open_bundle(target)
 
 
-def _describe(name: str, model: Model, schemes: Mapping[str, str], recipe: Recipe, files: TokenizerFiles) -> Manifest:
-    """The manifest without graphs, files and quality, which are not there yet."""
-    found = {str(token): places for token, places in files.enders.items()}
-    return Manifest(
+def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Described:
+    """Everything that can be refused without reading a weight is refused here."""
+    model = describe(checkpoint)
+    graph = graphs.build(model.spec)
+    recipe = recipes.load(options.get("recipe") or recipes.pick(graph.parameters))
+    plans = {
+        weight.name: Plan(source, recipe.choose(weight, source))
+        for weight in graph.weights
+        for source in [model.weights[weight.name]]
+    }
+    wanted, notes = targets.choose(graph, options.get("targets"))
+    files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
+    enders = {str(token): places for token, places in files.enders.items()}
+    layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}
+    draft = Manifest(
         name=name,
         spec=model.spec,
-        schemes=schemes,
+        schemes={key: layout for key, layout in layouts.items() if layout != "float32"},
         recipe=recipe.to_json(),
-        tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, found),
+        tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, enders),
         graphs={},
         kv=_describe_kv(model),
-        toolchain={tool: version(tool) for tool in _TOOLS},
+        toolchain=_toolchain(),
     )
+    _check_opening(checkpoint, draft, files)
+    return _Described(model, graph, recipe, plans, files, wanted, notes, draft)
+
+
+def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:
+    """Raise CheckpointError for whatever would keep the bundle from being opened: it is known before hours of work."""
+    try:
+        Manifest.from_json(json.loads(json.dumps(draft.to_json())))
+        info = draft.tokenizer
+        Tokenizer(files.tokenizer, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+        named = {} if files.chat_template is None else {DEFAULT: files.chat_template}
+        ChatTemplates({**named, **files.chat_templates}, info.special)
+    except BundleError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def _toolchain() -> dict[str, str]:
+    """The versions of what is here of the tools that make a bundle."""
+    found = {"dsedge": edge.__version__}
+    for tool in _TOOLS:
+        try:
+            found[tool] = version(tool)
+        except PackageNotFoundError:  # a bundle for the native engine needs no ONNX
+            continue
+    return found
 
 
 def _describe_kv(model: Model) -> dict[str, Any]:
@@ -109,67 +163,25 @@ def _write_texts(folder: Path, files: TokenizerFiles) -> None:
         (folder / bundles.TEMPLATES / f"{name}.jinja").write_text(template, encoding="utf-8", newline="\n")
 
 
+def _emit(found: _Described, draft: Bundle, reference: parity.Parity | None, report: Progress) -> list[targets.Emitted]:
+    """Every target's files, written into the draft's folder."""
+    context = targets.Context(draft, reference, found.recipe.activation_kl)
+    emitted = []
+    for index, name in enumerate(found.targets):
+        report("emit", index / len(found.targets))
+        emitted.append(targets.find(name).emit(context))
+    report("emit", 1.0)
+    return emitted
+
+
 def _sums(folder: Path, pattern: str = "*") -> dict[str, FileInfo]:
     """Size and SHA-256 of the files so far whose name fits the pattern, by relative path."""
     found = sorted(path for path in folder.rglob(pattern) if path.is_file() and not path.name.startswith("."))
     return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, sha256(path)) for path in found}
 
 
-def _emit_decoder(
-    draft: Bundle, model: Model, limit: float | None, report: Progress
-) -> tuple[GraphInfo, dict[str, Any] | None]:
-    """Write decoder.onnx, with the parity figures of a model that is small enough for a check."""
-    if not parity.affordable(draft):
-        return onnx.emit(draft.graph, draft.weights, draft.path / "decoder.onnx", precision=precision.refined(0)), None
-    checked = parity.Parity(draft)
-    report("check", 0.3)
-    figures: dict[str, Any] = {"tokens": len(checked.ids), "exact": asdict(checked.exact())}
-    report("check", 0.5)
-    figures["source"] = asdict(checked.source(model.weights))
-    report("check", 0.7)
-    info, figures["decoder"] = precision.emit_decoder(draft, checked, limit)
-    report("check", 1.0)
-    return info, figures
-
-
-def _notes(choices: Mapping[str, Choice], model: Model, zeros: Sequence[str]) -> list[str]:
-    """What there is to say about weights, of their sources and then of their schemes; once for all that share it."""
-    told: dict[str, list[str]] = {}
-    for name in choices:
-        told.setdefault(model.weights[name].note, []).append(name)
-    for name, choice in choices.items():
-        told.setdefault(choice.note, []).append(name)
-    if zeros:
-        told["all zeros in the source: the checkpoint may be damaged"] = list(zeros)
-    told.pop("", None)
-    more = {note: f" and {len(names) - 1} more" if len(names) > 1 else "" for note, names in told.items()}
-    return [*model.notes, *(f"{names[0]}{more[note]}: {note}" for note, names in told.items())]
-
-
-def _quality(
-    draft: Bundle, choices: Mapping[str, Choice], notes: list[str], figures: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The quality report: how weights were stored, and the parity figures where there are any."""
-    counted: dict[str, dict[str, int]] = {}
-    for name, runs in draft.weights.runs.items():
-        for run, method in zip(runs, choices[name].methods, strict=True):
-            entry = counted.setdefault(run.scheme, {"tensors": 0, "carried": 0, "parameters": 0, "bytes": 0})
-            entry["tensors"] += 1
-            entry["carried"] += method == "carry"
-            entry["parameters"] += draft.weights.count(run.name)
-            entry["bytes"] += draft.weights.size(run.name)
-    if figures is None:
-        notes = [*notes, "parity was not checked: above a billion parameters run `dsedge verify`"]
-    return {"schemes": counted, "notes": notes, "parity": figures}
-
-
 def _write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / "report").mkdir()
-    _write_json(folder / "report" / "quality.json", dict(manifest.quality))
+    text = json.dumps(manifest.quality.to_json(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    (folder / "report" / "quality.json").write_text(text, encoding="utf-8", newline="\n")
     bundles.write_manifest(folder, replace(manifest, files=_sums(folder)))
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(
-        json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
-    )

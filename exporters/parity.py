@@ -1,26 +1,27 @@
-"""Parity: artefacts against the float32 reference on a short text, and the quantized model against its source.
+"""Parity: what each runtime computes with a bundle, against the float32 reference on a short text.
 
-exact     decoder-exact.onnx against the reference with the same dequantized weights: it must agree, or the export fails
-decoder   decoder.onnx against the same: what int8 activations cost
-source    the dequantized weights against the source's own: what quantization cost
+For every runtime that the bundle serves and that works here: with float activations it must agree with the reference
+on the bundle's own weights, or the export fails; as it is used, the difference from that is what its arithmetic costs,
+and the difference from the source's weights what becomes of the model. See edge.quality for the report.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edge import runtime as backends
 from edge import texts
-from edge.bundle import TOKENIZER, Bundle
-from edge.errors import NumericsError
+from edge.bundle import TOKENIZER, WEIGHTS, Bundle
+from edge.contents import Artefact
+from edge.errors import CheckpointError, DeviceError, NumericsError
 from edge.kv import KvDtype, plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import Runtime, open_runtime
+from edge.quality import Comparison, ParityReport, RuntimeQuality
+from edge.runtime import Runtime, open_runtime, support
 from edge.session import Session
 from edge.tokenizer import Tokenizer
 from exporters.checkpoint import SourceTensor
@@ -29,29 +30,14 @@ from exporters.reference import KEEP_LIMIT, Array, Reader, Reference
 TEXT = Path(__file__).parent / "parity.txt"
 TOKENS = 128
 TOLERANCE = 1e-3  # of exact, in units of the logits' standard deviation where that is above 1
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Logits of a model against those of a reference, over some positions.
-
-    max_diff, deviation  largest difference of a logit, and the reference's standard deviation
-    mean_kl              KL(reference ‖ model), nats a token
-    top1                 share of positions with the same most likely token
-    """
-
-    tokens: int
-    max_diff: float
-    deviation: float
-    mean_kl: float
-    top1: float
+# What runs from the payload alone.
+PAYLOAD = Artefact((WEIGHTS,), ("native",))
 
 
 def compare(reference: Array, found: Array) -> Comparison:
     """Both [tokens, vocab]."""
     a, b = (_log_softmax(x.astype(np.float64)) for x in (reference, found))
     return Comparison(
-        tokens=len(reference),
         max_diff=float(np.abs(reference - found).max()),
         deviation=float(reference.std()),
         mean_kl=float((np.exp(a) * (a - b)).sum(axis=-1).mean()),
@@ -65,48 +51,78 @@ def _log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class Parity:
-    """The reference's logits for a bundle, [tokens, vocab], and comparisons with them."""
+    """The reference's logits for a bundle and for its source if there is one, [tokens, vocab], and what differs."""
 
-    def __init__(self, bundle: Bundle, tokens: int = TOKENS) -> None:
-        self.bundle = bundle
+    def __init__(
+        self, bundle: Bundle, source: Mapping[str, SourceTensor] | None = None, *, tokens: int = TOKENS
+    ) -> None:
+        """Raises CheckpointError for a source that computes nothing: all logits alike, or not finite."""
         self.ids = sample_ids(bundle, tokens)
-        self.expected = self._reference(bundle.weights.read).run(self.ids)
+        self._expected = self._reference(bundle, bundle.weights.read)
+        self._source = None if source is None else self._reference(bundle, source_reader(source))
+        for logits in (self._expected,) if self._source is None else (self._source, self._expected):
+            if not np.isfinite(logits).all() or not logits.std() > 0:
+                what = "all alike" if np.isfinite(logits).all() else "not finite"
+                raise CheckpointError(f"the model's logits are {what} on every text: the checkpoint is damaged")
 
-    def exact(self) -> Comparison:
-        """decoder-exact.onnx. Raises NumericsError when it does not agree with the reference."""
-        found = compare(self.expected, run_graph(self.bundle, self.ids, exact=True))
+    def _reference(self, bundle: Bundle, read: Reader) -> Array:
+        # It runs once, so nothing is worth keeping; the context is the one that `run_graph` plans.
+        return Reference(bundle.graph, read, context=len(self.ids), keep=False).run(self.ids)
+
+    def exact(self, bundle: Bundle, runtime: str) -> Comparison:
+        """A runtime with float activations. Raises NumericsError when it does not agree with the reference."""
+        found = compare(self._expected, run_graph(bundle, self.ids, exact=True, runtime=runtime))
         allowed = TOLERANCE * max(1.0, found.deviation)
         if not found.max_diff <= allowed:
             raise NumericsError(
-                f"{self.bundle.path}: the exact ONNX graph differs from the reference by {found.max_diff:.2g} in a "
-                f"logit, {allowed:.2g} is allowed: do not ship it"
+                f"{bundle.path}: runtime {runtime}, with exact activations, differs from the reference by "
+                f"{found.max_diff:.2g} in a logit, {allowed:.2g} is allowed: do not ship it"
             )
         return found
 
-    def decoder(self, bundle: Bundle) -> Comparison:
-        """decoder.onnx of the bundle, or of a draft of it."""
-        return compare(self.expected, run_graph(bundle, self.ids, exact=False))
+    def used(self, bundle: Bundle, runtime: str) -> Comparison:
+        """A runtime as it is used, against the bundle's own weights."""
+        return compare(self._expected, run_graph(bundle, self.ids, exact=False, runtime=runtime))
 
-    def source(self, source: Mapping[str, SourceTensor]) -> Comparison:
-        """The dequantized weights, against the source's own as the reference."""
-        return compare(self._reference(source_reader(source)).run(self.ids), self.expected)
+    def report(self, bundle: Bundle) -> ParityReport:
+        """Compare every runtime that the bundle serves and that works here. Raises NumericsError as `exact` does."""
+        runtimes: dict[str, RuntimeQuality] = {}
+        for name in usable(bundle):
+            exact = self.exact(bundle, name)
+            logits = run_graph(bundle, self.ids, exact=False, runtime=name)
+            total = None if self._source is None else compare(self._source, logits)
+            runtimes[name] = RuntimeQuality(exact, compare(self._expected, logits), total)
+        source = None if self._source is None else compare(self._source, self._expected)
+        picked = _automatic()
+        return ParityReport(len(self.ids), runtimes, picked if picked in runtimes else None, source)
 
-    def _reference(self, read: Reader) -> Reference:
-        # It runs once, so nothing is worth keeping; the context is the one that `run_graph` plans.
-        return Reference(self.bundle.graph, read, context=len(self.ids), keep=False)
+
+def _automatic() -> str | None:
+    try:
+        return backends.automatic()
+    except DeviceError:
+        return None
 
 
-def check(bundle: Bundle) -> dict[str, Any]:
-    """Compare both graphs of a bundle with the reference: {"tokens", "exact", "decoder"}.
+def served(bundle: Bundle) -> list[str]:
+    """The runtimes that a bundle's artefacts are for, the fastest first."""
+    names = {name for artefact in bundle.manifest.artefacts.values() for name in artefact.runtimes}
+    return [name for name in backends.RUNTIMES if name in names]
 
-    Raises NumericsError when the exact graph does not agree.
-    """
-    parity = Parity(bundle)
-    return {
-        "tokens": len(parity.ids),
-        "exact": asdict(parity.exact()),
-        "decoder": asdict(parity.decoder(bundle)),
-    }
+
+def usable(bundle: Bundle) -> list[str]:
+    """Those of `served` that work on this machine."""
+    return [name for name in served(bundle) if support(name).devices]
+
+
+def reason(runtime: str) -> str:
+    """Why a runtime does not work here."""
+    return support(runtime).reason
+
+
+def check(bundle: Bundle) -> ParityReport:
+    """Compare a bundle with the reference. Raises NumericsError when a runtime does not agree."""
+    return Parity(bundle).report(bundle)
 
 
 def affordable(bundle: Bundle) -> bool:

@@ -16,6 +16,8 @@ import edge
 from edge import bundle as bundles
 from edge import catalog, payload, seal
 from edge.cli import COMMANDS, _build
+from edge.contents import Artefact, Origin
+from edge.quality import ParityReport, QualityReport
 from exporters.quant import recipe as recipes
 
 ROOT = Path(edge.__file__).parents[1]
@@ -72,7 +74,7 @@ def test_the_example_of_a_recipe_is_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(example, encoding="utf-8")
     found = recipes.load(path)
-    assert [rule.scheme for rule in found.rules] == ["int8-g32-sym", "float16", "int4-g32-zp"]
+    assert [rule.scheme for rule in found.rules] == ["int8-g32-sym", "float16", "int8-g32-sym", "int4-g32-zp"]
     assert found.activation_kl == 0.002
 
 
@@ -93,14 +95,22 @@ def test_the_table_of_schemes_is_true() -> None:
         scheme = payload.parse_scheme(name.replace("gN", "g32"))
         assert scheme
         assert 8 * scheme.size(64, 1024) / (64 * 1024) == float(bits)
-    assert page.count("| `int") == 4 + 1  # and the recipe of that name
+    assert page.count("| `int") == 4 + 2  # and two recipes, int8 and int4-g32-sym
 
 
 def test_the_bundle_page_names_every_key_and_part() -> None:
     page = text("bundle-format.md")
     keys = re.findall(r"^\| `(\w+)` \|", page.partition("## manifest.json")[2].partition("\n## ")[0], re.MULTILINE)
     assert keys == ["format", seal.KEY, *(field.name for field in dataclasses.fields(bundles.Manifest))]
-    for info in (bundles.TokenizerInfo, bundles.GraphInfo, bundles.FileInfo):
+    for info in (
+        bundles.TokenizerInfo,
+        bundles.GraphInfo,
+        bundles.FileInfo,
+        Artefact,
+        Origin,
+        QualityReport,
+        ParityReport,
+    ):
         assert [f.name for f in dataclasses.fields(info) if f"`{f.name}`" not in page] == []
     for name in (bundles.MANIFEST, bundles.WEIGHTS, bundles.TOKENIZER, bundles.TEMPLATE):
         assert f"`{name}`" in page

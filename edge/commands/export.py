@@ -11,10 +11,11 @@ import typer
 
 import edge
 from edge import store, texts
+from edge.bundle import Bundle
 from edge.commands import terminal
 from edge.commands.inspect import describe
-from edge.commands.quality import print_quality
-from edge.commands.release import CATALOG, check_free, parse_variants, release
+from edge.commands.quality import note_quality, print_quality
+from edge.commands.release import CATALOG, parse_variants, release
 from edge.errors import OptionError
 
 
@@ -39,6 +40,10 @@ class Export:
     recipe: Annotated[
         str | None, typer.Option(metavar="sub1b|7b|FILE", help="Rules for the schemes. [default: by size]")
     ] = None
+    targets: Annotated[
+        str | None,
+        typer.Option(metavar="onnx|none", help="What to make besides the payload. [default: all that can be made]"),
+    ] = None
     variants: Annotated[
         list[str] | None,
         typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
@@ -46,9 +51,6 @@ class Export:
     license: Annotated[
         str | None, typer.Option(metavar="TEXT", help="License to state in the release's catalogue.")
     ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a bundle that is there; nothing but a whole bundle is replaced.")
-    ] = False
     json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON.")] = False
 
     def execute(self) -> int:
@@ -59,37 +61,38 @@ class Export:
         if self.license is not None:
             raise OptionError("--license is for the catalogue that --variants writes; leave it out")
         target = self._target()
-        check_free(target, force=self.force)
+        targets = parse_targets(self.targets)
         with terminal.progress() as progress:
-            bundle = edge.export(self.source, target, recipe=self.recipe, name=self.name, progress=progress)
+            bundle = edge.export(
+                self.source, target, recipe=self.recipe, name=self.name, targets=targets, progress=progress
+            )
         summary = describe(bundle)
         if self.json:
             terminal.print_json(summary)
         else:
-            _print(summary)
+            _print(summary, bundle)
+        note_quality(bundle.manifest.quality)
         return 0
 
     def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
+        targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
         name = self.name or self.out.absolute().name
         with terminal.progress() as progress:
             bundles = release(
-                parse_variants(variants),
-                self.out,
-                name=name,
-                terms=_checked(self.license),
-                force=self.force,
-                progress=progress,
-            )
+                parse_variants(variants), self.out, name=name, terms=_checked(self.license),
+                targets=targets, progress=progress,
+            )  # fmt: skip
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
             terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})
             return 0
-        for summary in summaries:
-            _print(summary)
+        for summary, bundle in zip(summaries, bundles.values(), strict=True):
+            _print(summary, bundle)
+            note_quality(bundle.manifest.quality)
         terminal.say(f"{terminal.visible(str(self.out / CATALOG))}: {', '.join(bundles)}")
         return 0
 
@@ -114,9 +117,17 @@ def _checked(terms: str | None) -> str | None:
     return terms
 
 
-def _print(summary: Mapping[str, Any]) -> None:
+def parse_targets(text: str | None) -> tuple[str, ...] | None:
+    """The targets that an option names; None where it is not given. Raises OptionError."""
+    # Not at the top: targets belong to the workstation side, which the command line's help does without.
+    from exporters import targets
+
+    return None if text is None else targets.parse(text)
+
+
+def _print(summary: Mapping[str, Any], bundle: Bundle) -> None:
     terminal.say(
         f"{terminal.visible(summary['path'])}: {terminal.megabytes(summary['bytes'])}, "
         f"{summary['parameters'] / 1e6:.1f} M weights at {summary['bits_per_weight']:.2f} bits"
     )
-    print_quality(summary["quality"])
+    print_quality(bundle.manifest.quality)

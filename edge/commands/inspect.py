@@ -19,6 +19,7 @@ from edge.commands.quality import print_quality
 from edge.errors import BundleError
 from edge.kv import plan_layout, row_bytes
 from edge.pipeline import DEFAULT_CONTEXT
+from edge.quality import QualityReport
 from edge.tokenizer import read_json
 
 
@@ -62,7 +63,9 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
         "kv_dtype": dtype,
         "kv_bytes_per_token": token,
         "memory": {"context": context, "weights": weights, "kv": cache, "total": weights + cache},
-        "quality": manifest.quality,
+        "origin": asdict(manifest.origin) if manifest.origin else None,
+        "artefacts": {name: asdict(artefact) for name, artefact in manifest.artefacts.items()},
+        "quality": manifest.quality.to_json(),
         "toolchain": manifest.toolchain,
         "files": {name: file.size for name, file in manifest.files.items()},
     }
@@ -170,6 +173,5 @@ def _print(report: dict[str, Any]) -> None:
         for name, graph in report["graphs"].items()
     ]
     terminal.print_table(("graph", "file", "kind", "activations of its linears", "in/out"), graphs, sys.stdout)
-    if report["quality"]:
-        terminal.say()
-        print_quality(report["quality"])
+    terminal.say()
+    print_quality(QualityReport.from_json(report["quality"]))

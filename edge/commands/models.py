@@ -17,6 +17,7 @@ from edge.bundle import MANIFEST, open_bundle, verify_bundle
 from edge.catalog import Model, find, load_catalog
 from edge.commands import terminal
 from edge.commands.complete import catalog_names, store_names
+from edge.commands.quality import note_quality
 from edge.download import fetch
 from edge.errors import NotFoundError, OptionError
 from edge.paths import expanded
@@ -45,6 +46,7 @@ def pull(name: str, catalog: Path | None = None) -> Path:
             copy_bundle(source, target, progress)
         else:
             edge.export(source, target, recipe=model.variant, name=name, progress=progress)
+    note_quality(open_bundle(target).manifest.quality)
     terms = f" ({model.terms})" if model.terms else ""
     terminal.note(f"{name}: {model.title}, {model.license} license{terms}, now in {target}")
     return target
@@ -147,6 +149,7 @@ class Import:
                 copy_bundle(path, target, progress)
             else:
                 edge.export(path, target, name=name, progress=progress)
+        note_quality(open_bundle(target).manifest.quality)
         terminal.note(f"{name}: now in {target}")
         return 0
 

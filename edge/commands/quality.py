@@ -1,47 +1,53 @@
-"""Printing a bundle's quality report, as the exporter writes it into the manifest."""
+"""Printing a bundle's quality report."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from edge.commands import terminal
-from edge.errors import BundleError
-
-# What each comparison of exporters.parity says, in the order of reading.
-_COMPARISONS = {
-    "source": "int4 weights against the source's",
-    "exact": "exact ONNX graph against the reference",
-    "decoder": "ONNX graph against the reference",
-}
+from edge.quality import LOSS_LIMIT, ParityReport, QualityReport
 
 
-def print_quality(quality: Mapping[str, Any]) -> None:
-    """The report of a manifest: its notes, and the comparisons if the export made any (see `exporters.parity`).
-
-    Raises BundleError for a report that is ill-formed.
-    """
-    parity, notes = quality.get("parity"), quality.get("notes", [])
-    if not isinstance(notes, list):
-        raise BundleError("the quality report's notes are no list; the bundle is damaged")
-    if parity is not None:
-        print_comparisons(parity)
-    for note in notes:
-        terminal.say(f"note: {terminal.visible(str(note))}")
+def print_quality(report: QualityReport) -> None:
+    """The report of a manifest: the comparisons if the export made any, and its notes."""
+    if report.parity is not None:
+        print_comparisons(report.parity)
+    for note in report.notes:
+        terminal.say(f"note: {terminal.visible(note)}")
 
 
-def print_comparisons(report: Mapping[str, Any]) -> None:
-    """A row a comparison of the report. Raises BundleError for a report that is ill-formed."""
-    try:
-        rows = [
-            (title, f"{found['mean_kl']:.5f}", f"{found['top1']:.1%}", f"{found['max_diff']:.2g}")
-            for name, title in _COMPARISONS.items()
-            if (found := report.get(name))
+def print_comparisons(report: ParityReport) -> None:
+    """A row a comparison."""
+    compared = [("weights against the source's", report.source)]
+    for name, found in report.runtimes.items():
+        compared += [
+            (f"{name}, exact activations, against the reference", found.exact),
+            (f"{name} against the reference", found.used),
+            (f"{name} against the source's weights", found.total),
         ]
-        tokens = report["tokens"] if rows else 0
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"the quality report is ill-formed: {type(error).__name__}: {error}") from error
+    rows = [
+        (title, f"{found.mean_kl:.5f}", f"{found.top1:.1%}", f"{found.max_diff:.2g}")
+        for title, found in compared
+        if found is not None
+    ]
     if rows:
-        head = (f"logits of {tokens} tokens", "mean KL", "same top token", "largest difference")
+        head = (f"logits of {report.tokens} tokens", "mean KL", "same top token", "largest difference")
         terminal.print_table(head, rows, sys.stdout)
+
+
+def note_quality(report: QualityReport) -> None:
+    """One line on stderr: what becomes of the model by the runtime that runs it; and a warning where that is much."""
+    parity = report.parity
+    total = parity.total if parity is not None else None
+    if parity is None or total is None:
+        terminal.note("quality: not compared with the source" + (f" ({report.notes[-1]})" if report.notes else ""))
+        return
+    terminal.note(
+        f"quality: mean KL {total.mean_kl:.4f}, same top token {total.top1:.1%} "
+        f"(runtime {parity.auto} against the source's weights, {parity.tokens} tokens)"
+    )
+    if not total.mean_kl <= LOSS_LIMIT:
+        terminal.note(
+            f"warning: a mean KL above {LOSS_LIMIT:g}: answers will often differ from the source model's; export with "
+            "more bits a weight: --recipe int8, or a recipe of your own with int8-g32-sym or float16 where it matters"
+        )

@@ -34,19 +34,19 @@ def parse_variants(texts: Sequence[str]) -> dict[str, str]:
     return variants
 
 
-def check_free(target: Path, *, force: bool) -> None:
-    """Raise OptionError for a bundle that is there already, unless it is to be replaced."""
-    if not force and target.is_dir() and any(target.iterdir()):
-        raise OptionError(f"{target}: is there already; --force replaces a bundle")
-
-
 def release(
-    variants: Mapping[str, str], folder: Path, *, name: str, terms: str | None, force: bool, progress: Progress
+    variants: Mapping[str, str],
+    folder: Path,
+    *,
+    name: str,
+    terms: str | None,
+    targets: Sequence[str] | None = None,
+    progress: Progress,
 ) -> dict[str, Bundle]:
     """Export every variant to `folder/NAME-RECIPE.dsedge`, then write `folder/catalog.toml`; the bundles by model name.
 
-    Recipes, sources and targets are looked at first, before hours of exporting. A variant that fails then leaves the
-    others, and an earlier catalogue, as they are. Raises what `edge.export` raises.
+    Recipes and sources are looked at first, before hours of exporting. A variant that fails then leaves the others, and
+    an earlier catalogue, as they are. Raises what `edge.export` raises.
     """
     # Not at the top: recipes belong to the workstation side, which most commands do without.
     from exporters.quant import recipe as recipes
@@ -56,7 +56,6 @@ def release(
         if not Path(source).exists():
             raise NotFoundError(f"{source}: no such file or folder for the variant {recipe}")
         recipes.load(recipe)
-        check_free(folder / (store.check_name(f"{name}-{recipe}") + store.SUFFIX), force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -70,13 +69,14 @@ def release(
             folder / (model + store.SUFFIX),
             recipe=recipe,
             name=model,
+            targets=targets,
             progress=lambda stage, done, recipe=recipe: progress(f"{recipe}: {stage}", done),  # type: ignore[misc]
         )
         bundles[model] = bundle
         entries.append(_entry(model, f"{name} ({recipe})", recipe, bundle, terms or UNKNOWN_LICENSE))
     path = folder / CATALOG
     try:
-        write_whole(path, "\n".join(entries), mode=0o666)
+        write_whole(path, "\n".join(entries), mode=0o644)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return bundles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
@@ -44,7 +44,9 @@ class Verify:
             more = f" and {len(strays) - _SHOWN} more" if len(strays) > _SHOWN else ""
             terminal.note(f"{bundle.path}: not listed, so never read: {', '.join(strays[:_SHOWN])}{more}")
         if self.json:
-            terminal.print_json({"path": str(bundle.path), "files": files, "unlisted": strays, "parity": report})
+            terminal.print_json(
+                {"path": str(bundle.path), "files": files, "unlisted": strays, "parity": asdict(report)}
+            )
             return 0
         terminal.say(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
         print_comparisons(report)

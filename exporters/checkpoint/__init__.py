@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,6 +80,16 @@ class Checkpoint(Protocol):
     @property
     def kind(self) -> str:
         """ "safetensors" or "gguf"."""
+        ...
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files that hold tensors."""
+        ...
+
+    @property
+    def license(self) -> str | None:
+        """As those files state it; None where they do not."""
         ...
 
     @property

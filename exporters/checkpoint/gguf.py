@@ -140,6 +140,9 @@ class GgufCheckpoint:
         self.path = str(path)
         self.architecture = read_architecture(path, first.metadata)
         self._metadata = first.metadata
+        self.files = tuple(part for part, _ in parts)
+        stated = first.metadata.get("general.license")
+        self.license = stated if isinstance(stated, str) else None
         self._types = {info.type for _, header in parts for info in header.tensors.values()}
         self._files: list[SourceFile] = []
         tensors: dict[str, SourceTensor] = {}

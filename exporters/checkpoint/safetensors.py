@@ -43,9 +43,11 @@ class SafetensorsCheckpoint:
     """An opened folder. `open_checkpoint` is the way to get one."""
 
     kind = "safetensors"
+    license: str | None = None
 
     def __init__(self, folder: Path, files: tuple[Path, ...], headers: tuple[dict[str, TensorInfo], ...]) -> None:
         self.path = str(folder)
+        self.files = files
         config = read_json(folder / "config.json")
         self.architecture = _architecture(folder, config)
         self._folder = folder

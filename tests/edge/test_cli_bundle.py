@@ -48,7 +48,7 @@ def test_export_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest.
     done = capsys.readouterr()
     assert done.out.startswith(f"{out}: ")
     assert "weights at " in done.out
-    assert "int4 weights against the source's" in done.out
+    assert "weights against the source's" in done.out
     assert "quantize\n" in done.err
 
 
@@ -63,16 +63,19 @@ def test_a_model_too_large_for_a_parity_check_is_exported_and_inspected(
     assert main(["inspect", str(out)]) == 0
     done = capsys.readouterr()
     assert "parity was not checked" in done.out
-    assert "int4 weights against" not in done.out
+    assert "weights against" not in done.out
 
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"kv": {"dtype": "int8"}}, "its KV is of the type 'int8'; known are float16, float32"),
     ({"kv": {"dtype": ["float32"]}}, "its KV is of the type"),
-    ({"quality": {"parity": "x"}}, "the quality report is ill-formed"),
-    ({"quality": {"parity": {"source": 1, "tokens": 3}}}, "the quality report is ill-formed"),
-    ({"quality": {"parity": {"source": {"mean_kl": "x"}}}}, "the quality report is ill-formed"),
-    ({"quality": {"notes": 3}}, "the quality report's notes are no list"),
+    ({"quality": {"parity": "x"}}, "ParityReport is str, no table"),
+    ({"quality": {"parity": {"source": 1, "tokens": 3}}}, "Comparison is int, no table"),
+    ({"quality": {"parity": {"source": {"mean_kl": "x"}}}}, "missing 3 required positional arguments"),
+    ({"quality": {"notes": 3}}, "the notes are no list of texts"),
+    ({"artefacts": {"x": {"files": ["y"], "runtimes": []}}}, "'y' of artefact x is not among the files"),
+    ({"artefacts": {"x": {"files": "y", "runtimes": []}}}, "files are no list of texts"),
+    ({"origin": {"name": 3}}, "the origin's name, revision, license and files must be texts"),
 ])  # fmt: skip
 def test_a_manifest_with_a_report_that_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
@@ -110,7 +113,9 @@ def test_verify_recomputes_the_sums_that_opening_trusts(
     out = tmp_path / "damaged.dsedge"
     assert main(["export", str(source), "-o", str(out)]) == 0
     assert main(["verify", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["parity"]["exact"]["max_diff"] < 1e-3
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["parity"]["runtimes"]
+    assert set(found) == {name for name in ("native", "onnx") if runtime.support(name).devices}
+    assert all(item["exact"]["max_diff"] < 1e-3 and item["total"] is None for item in found.values())
     template = out / "chat_template.jinja"
     before = template.stat()
     template.write_bytes(template.read_bytes().replace(b"assistant", b"assistent"))

@@ -144,7 +144,7 @@ def test_biases_are_joined_with_their_matrices(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [128, 100])
 def test_q3_int8_activations_are_close_and_int16_ones_all_but_exact(kind: str, width: int, tmp_path: Path) -> None:
     draft = export(tmp_path, kind, make=tiny_qwen2, hidden_size=width, num_attention_heads=4, head_dim=16)
-    parity = Parity(draft, 40)
+    parity = Parity(draft, tokens=40)
     found = {}
     precisions: tuple[Precision, ...] = ("int8", "int16", "float")
     for precision in precisions:
@@ -152,7 +152,7 @@ def test_q3_int8_activations_are_close_and_int16_ones_all_but_exact(kind: str, w
             draft.graph, draft.weights, draft.path / "decoder.onnx", precision=lambda op, p=precision: p
         )
         assert set(info.precision.values()) == {precision}
-        found[precision] = parity.decoder(draft)
+        found[precision] = parity.used(draft, "onnx")
     assert found["float"].max_diff < 1e-3
     assert found["int16"].max_diff < found["int8"].max_diff / 30
     assert 1e-4 < found["int8"].mean_kl < 0.5

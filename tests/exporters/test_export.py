@@ -17,6 +17,8 @@ from safetensors.numpy import load_file
 import edge
 from edge.bundle import Bundle
 from edge.options import GenerateOptions, RuntimeOptions
+from edge.quality import QualityReport, SchemeUse
+from edge.runtime import automatic, support
 from exporters.export import export
 from tests.exporters.exported import contents
 from tests.exporters.tiny import tiny_llama, write_gguf
@@ -44,12 +46,17 @@ def test_every_file_is_there_and_vouched_for(llama_bundle: Bundle) -> None:
     assert (llama_bundle.manifest.name, llama_bundle.manifest.recipe["name"]) == ("tiny", "sub1b")
     assert llama_bundle.manifest.tokenizer.eos == (2,)
     assert llama_bundle.manifest.kv["bytes_per_token"] == 2 * 2 * 2 * 16 * 4
-    assert set(llama_bundle.manifest.toolchain) == {"numpy", "onnx", "onnxruntime", "tokenizers"}
+    assert set(llama_bundle.manifest.toolchain) == {"dsedge", "numpy", "onnx", "onnxruntime", "tokenizers"}
+    assert llama_bundle.manifest.toolchain["dsedge"] == edge.__version__
+    assert {name: (item.files, item.runtimes) for name, item in llama_bundle.manifest.artefacts.items()} == {
+        "payload": (("weights.safetensors",), ("native",)),
+        "onnx": (("decoder.onnx", "decoder-exact.onnx", "weights.safetensors"), ("onnx",)),
+    }
 
 
 def test_the_quality_report_adds_up(llama_bundle: Bundle, llama_folder: Path) -> None:
     quality = json.loads((llama_bundle.path / "report" / "quality.json").read_text())
-    assert quality == llama_bundle.manifest.quality
+    assert QualityReport.from_json(quality) == llama_bundle.manifest.quality
     numbers = load_file(llama_folder / "model.safetensors")
     assert sum(entry["parameters"] for entry in quality["schemes"].values()) == sum(x.size for x in numbers.values())
     assert {name: entry["tensors"] for name, entry in quality["schemes"].items()} == {
@@ -59,12 +66,15 @@ def test_the_quality_report_adds_up(llama_bundle: Bundle, llama_folder: Path) ->
         assert quality["schemes"][name]["bytes"] * 8 == quality["schemes"][name]["parameters"] * bits
         assert quality["schemes"][name]["carried"] == 0
     # Heads of 16 are narrower than any group, which must be said of both layers.
-    assert quality["notes"] == ["layers.0.attn.o and 1 more: groups of 32 straddle heads of 16"]
+    assert quality["notes"][0] == "layers.0.attn.o and 1 more: groups of 32 straddle heads of 16"
     parity = quality["parity"]
-    assert parity["tokens"] == 128
-    assert parity["exact"]["max_diff"] < 1e-3
-    assert parity["exact"]["deviation"] > 1  # the tiny model has something to say
-    assert {*parity} == {"tokens", "exact", "source", "decoder"}
+    assert (parity["tokens"], parity["auto"]) == (128, automatic())
+    assert {*parity["runtimes"]} == {name for name in ("native", "onnx") if support(name).devices}
+    for found in parity["runtimes"].values():
+        assert found["exact"]["max_diff"] < 1e-3
+        assert found["exact"]["deviation"] > 1  # the tiny model has something to say
+    dear = [name for name, found in parity["runtimes"].items() if found["used"]["mean_kl"] > 0.0005]
+    assert [note.split(" costs")[0] for note in quality["notes"][1:]] == [f"runtime {name}" for name in dear]
 
 
 @pytest.mark.parametrize(("width", "group"), [(100, 32), (96, 64), (96, 128), (40, 128)])
@@ -77,7 +87,7 @@ def test_q1_widths_that_the_group_does_not_divide_are_padded_and_counted(
     recipe = tmp_path / "r.toml"
     recipe.write_text(f'[[rule]]\nmatch = "*"\nscheme = "int4-g{group}-sym"\n')
     made = export(folder, tmp_path / "x.dsedge", recipe=recipe)
-    counted = made.manifest.quality["schemes"]
+    counted = made.manifest.quality.schemes
     wide = -(-width // group)
     assert set(counted) == {f"int4-g{group}-sym", "float32"}
     straight = counted[f"int4-g{group}-sym"]
@@ -86,24 +96,27 @@ def test_q1_widths_that_the_group_does_not_divide_are_padded_and_counted(
     expected = sum(rows * (inner if columns == 32 else wide) * (group // 2 + 2) for rows, columns in matrices)
     if group != 32:  # o has 32 columns; groups within heads of 8 there are none, so it keeps the recipe's
         expected += width * inner * (group // 2 + 2)
-    assert (straight["tensors"], straight["bytes"]) == (9, expected)
-    assert counted["float32"] == {"tensors": 3, "carried": 0, "parameters": 3 * width, "bytes": 12 * width}
-    assert made.manifest.quality["parity"]["exact"]["max_diff"] < 1e-2
+    assert (straight.tensors, straight.bytes) == (9, expected)
+    assert counted["float32"] == SchemeUse(tensors=3, carried=0, parameters=3 * width, bytes=12 * width)
+    assert made.manifest.quality.parity is not None
+    assert all(found.exact.max_diff < 1e-2 for found in made.manifest.quality.parity.runtimes.values())
 
 
 def test_codes_of_a_gguf_are_carried_and_counted(llama_folder: Path, tmp_path: Path) -> None:
     gguf = write_gguf(llama_folder, tmp_path / "m.gguf", quantization=lambda name: "Q8_0" if "embd" in name else "Q4_1")
     made = export(gguf, tmp_path / "x.dsedge")
-    counted = made.manifest.quality["schemes"]
-    assert (counted["int8-g32-sym"]["carried"], counted["int4-g32-affine"]["carried"]) == (1, 15)
-    assert made.manifest.quality["parity"]["source"]["mean_kl"] < 1e-6  # nothing is lost
+    counted, parity = made.manifest.quality.schemes, made.manifest.quality.parity
+    assert (counted["int8-g32-sym"].carried, counted["int4-g32-affine"].carried) == (1, 15)
+    assert parity is not None
+    assert parity.source is not None
+    assert parity.source.mean_kl < 1e-6  # nothing is lost
 
 
 def test_progress_is_told_in_order(llama_folder: Path, tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
     export(llama_folder, tmp_path / "x.dsedge", progress=lambda stage, share: told.append((stage, share)))
     stages = list(dict.fromkeys(stage for stage, _ in told))
-    assert stages == ["describe", "quantize", "emit", "check", "publish"]
+    assert stages == ["describe", "quantize", "reference", "emit", "compare", "publish"]
     for stage in stages:
         shares = [share for name, share in told if name == stage]
         assert shares == sorted(shares)

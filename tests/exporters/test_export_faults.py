@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edge.errors import CheckpointError, NotFoundError, NumericsError, OptionErr
 from exporters.emit.onnx_model import Model
 from exporters.export import export
 from tests.exporters.exported import contents
+from tests.exporters.tiny import tiny_llama
 
 ROOT = Path(edge.__file__).parents[1]
 
@@ -69,9 +71,76 @@ def test_a_graph_that_disagrees_with_the_reference_is_not_shipped(
         return add(self, op, inputs, output, domain, **attributes)
 
     monkeypatch.setattr(Model, "add", forgetful)
-    with pytest.raises(NumericsError, match=r"the exact ONNX graph differs from the reference by .* do not ship it"):
+    with pytest.raises(
+        NumericsError, match=r"runtime onnx, with exact activations, differs from the reference by .* do not ship it"
+    ):
         export(llama_folder, tmp_path / "x.dsedge")
     refused(tmp_path)
+
+
+def unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make writing weights a failure of the test."""
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr("exporters.export.write_weights", never)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"eos": (5000,)}, "a bos or eos id is outside the vocabulary"),
+        ({"eos": (310,)}, "eos id 310 is not in the tokenizer, which has 300 tokens"),
+        ({"bos": None, "add_bos": True}, "the tokenizer is to add a bos token and none is named"),
+        ({"tokenizer": "{}"}, "tokenizer"),
+    ],
+)
+@pytest.mark.parametrize("limit", [None, 0])
+def test_n28_what_would_keep_a_bundle_from_opening_is_refused_before_a_weight_is_read(
+    change: dict[str, Any], words: str, limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a checkpoint's reader has let through, and also where parity would be left out."""
+    source = tiny_llama(tmp_path / "source", vocab_size=320)
+    unread(monkeypatch)
+    monkeypatch.setattr("exporters.export.fit_rows", lambda files, rows, where: replace(files, **change))
+    if limit is not None:
+        monkeypatch.setattr("exporters.parity.KEEP_LIMIT", limit)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        export(source, tmp_path / "x.dsedge")
+    assert str(caught.value).startswith(str(source))
+    refused(tmp_path)
+
+
+def test_n27_a_template_that_does_not_compile_is_refused_before_a_weight_is_read(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
+    (source / "chat_template.jinja").write_text("{% for message in %}")
+    unread(monkeypatch)
+    with pytest.raises(CheckpointError, match="chat template"):
+        export(source, tmp_path / "x.dsedge")
+    refused(tmp_path)
+
+
+def test_n40_a_model_that_computes_nothing_is_refused(llama_folder: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
+    change(source, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"] * 0}))
+    with pytest.raises(CheckpointError, match="the model's logits are all alike on every text"):
+        export(source, tmp_path / "x.dsedge")
+    refused(tmp_path)
+
+
+def test_n40_matrices_of_zeros_are_named(llama_folder: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
+
+    def empty(tensors: dict[str, Any]) -> None:
+        for part in ("self_attn.q_proj", "mlp.up_proj"):
+            tensors[f"model.layers.1.{part}.weight"] *= 0
+
+    change(source, empty)
+    notes = export(source, tmp_path / "x.dsedge").manifest.quality.notes
+    assert "layers.1.attn.q and 1 more: all zeros in the source: the checkpoint may be damaged" in notes
 
 
 def test_sources_and_recipes_that_are_not_there(llama_folder: Path, tmp_path: Path) -> None:
@@ -111,7 +180,7 @@ def test_u7_no_space_leaves_the_old_bundle(
     out = Path(shutil.copytree(llama_bundle.path, tmp_path / "tiny.dsedge"))
     before = contents(out)
     done = subprocess.run(
-        [sys.executable, "-m", "edge.cli", "export", str(llama_folder), "-o", str(out), "--force"],
+        [sys.executable, "-m", "edge.cli", "export", str(llama_folder), "-o", str(out)],
         cwd=ROOT, capture_output=True, text=True, check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
@@ -162,8 +231,7 @@ def test_u7_killed_at_any_event_the_old_or_the_new_bundle_is_whole(
     assert len(names) > 20
     assert names == sorted(names, key=["tiny", "new"].index)  # once published, it stays published
     assert {"tiny", "new"} == set(names)
-    left = {name for outcome in outcomes for name in outcome["leftovers"]}
-    assert left <= {"BundleError", "NotFoundError", "tiny", "new"}
+    assert {left for outcome in outcomes for left in outcome["leftovers"]} <= {"BundleError", "tiny", "new"}
     assert sum("BundleError" in outcome["leftovers"] for outcome in outcomes) > 5
     assert max(len(outcome["leftovers"]) for outcome in outcomes) == 1
     assert (outcomes[-1]["killed"], outcomes[-1]["leftovers"]) == (False, [])

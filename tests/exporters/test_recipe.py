@@ -186,15 +186,16 @@ def test_heads_of_rows_carry_the_sources_codes() -> None:
 
 
 def test_the_shipped_recipes_cover_every_matrix() -> None:
-    assert recipes.named() == ["7b", "int4-g32-sym", "sub1b"]
+    assert recipes.named() == ["7b", "int4-g32-sym", "int8", "sub1b"]
     for name in recipes.named():
         recipe = recipes.load(name)
         assert recipe.name == name
         found = {w.name: str(choose(recipe, w.name).layout) for w in build(small_spec()).weights if len(w.shape) == 2}
         wide = "int4-g32-sym" if name == "int4-g32-sym" else "int8-g32-sym"
         assert (found["embed"], found["head"]) == (wide, wide)
-        assert found["layers.0.attn.o"] == "int4-g32-sym"
-        assert found["layers.0.mlp.down"] == ("int4-g64-sym" if name == "7b" else "int4-g32-sym")
+        inner = "int8-g32-sym" if name == "int8" else "int4-g32-sym"
+        assert found["layers.0.attn.o"] == inner
+        assert found["layers.0.mlp.down"] == ("int4-g64-sym" if name == "7b" else inner)
         assert (choose(recipe, "head", Q4_1).methods == ("carry",)) == (name != "int4-g32-sym")
     assert (recipes.pick(999_999_999), recipes.pick(1_000_000_000)) == ("sub1b", "7b")
 
@@ -250,7 +251,9 @@ def test_what_is_no_recipe(text: str, words: str, tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no recipe 'sub2b': no such file, and shipped are 7b, int4-g32-sym, sub1b"):
+    with pytest.raises(
+        NotFoundError, match="no recipe 'sub2b': no such file, and shipped are 7b, int4-g32-sym, int8, sub1b"
+    ):
         recipes.load("sub2b")
     with pytest.raises(NotFoundError):
         recipes.load(tmp_path)

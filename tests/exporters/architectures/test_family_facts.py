@@ -129,7 +129,7 @@ def test_vision_part_is_left_out_and_said_so(tmp_path: Path, opened: Open) -> No
     note = f"{count} tensors of other parts of the model (vision_tower, multi_modal_projector) are left out"
     assert describe(opened(folder)).notes == (note,)
     bundle = edge.export(folder, tmp_path / "m.dsedge", recipe="int4-g32-sym")
-    assert note in bundle.manifest.quality["notes"]
+    assert note in bundle.manifest.quality.notes
     edit_config(folder, "text_config")
     with pytest.raises(CheckpointError, match="no table text_config"):
         describe(opened(folder))

@@ -208,6 +208,6 @@ def test_a_quantized_model_is_carried_and_the_rest_is_reported(
     bundle = edge.export(folder, tmp_path / "out.dsedge", recipe=recipe)
     assert bundle.manifest.schemes == {"layers.0.attn.q": "int4-g32-zp"}
     np.testing.assert_array_equal(bundle.weights.read("layers.0.attn.q"), quantized["q_proj"].numbers())
-    assert bundle.manifest.quality["notes"] == [
-        "layers.0.attn.o: GPTQ weights with columns in the order of activations: dequantized"
-    ]
+    assert bundle.manifest.quality.notes == (
+        "layers.0.attn.o: GPTQ weights with columns in the order of activations: dequantized",
+    )
