@@ -14,7 +14,7 @@ import numpy as np
 
 from edge.decoder import DecoderSpec
 from edge.graph import Graph
-from edge.ops import Attention, Embed, Linear, Select
+from edge.ops import Attention, Embed, Experts, LatentAttention, Linear, Router, Select
 
 _READ = 1 << 30  # bytes, so that no cache holds a part worth counting
 _PASSES = 4
@@ -22,8 +22,21 @@ _PASSES = 4
 
 def weights_read(graph: Graph, size: Callable[[str], int]) -> int:
     """Bytes of weights that decoding a token reads; `size` gives those of one, by name."""
-    read = {weight.name for op in graph.ops if not isinstance(op.attrs, Embed) for weight in op.weights}
-    return sum(map(size, read))
+    shares = _shares(graph)
+    read = {
+        weight.name: shares.get(op.output, 1.0)
+        for op in graph.ops
+        if not isinstance(op.attrs, Embed)
+        for weight in op.weights
+    }
+    return round(sum(size(name) * share for name, share in read.items()))
+
+
+def _shares(graph: Graph) -> dict[str, float]:
+    """How much of its weights each mixture of experts reads for one token: those of the chosen experts."""
+    routers = {op.output: op.attrs.top_k for op in graph.ops if isinstance(op.attrs, Router)}
+    mixtures = (op for op in graph.ops if isinstance(op.attrs, Experts))
+    return {op.output: routers[op.inputs[1]] / graph.widths[op.inputs[1]] for op in mixtures}
 
 
 def rows_seen(spec: DecoderSpec, held: float) -> float:
@@ -37,17 +50,24 @@ def operations(graph: Graph, prompt: int) -> tuple[int, int]:
     The head counts once, for the last token. A query at position p multiplies p + 1 keys, or a window's, and adds up
     as many values.
     """
-    weights, attention, rows = 0, 0, prompt
+    weights, attention, rows, shares = 0.0, 0, prompt, _shares(graph)
     for op in graph.ops:
         attrs = op.attrs
         if isinstance(attrs, Select):
             rows = 1
         elif isinstance(attrs, Linear):
             weights += 2 * rows * attrs.weight.size
+        elif isinstance(attrs, Experts):
+            weights += 2 * rows * shares[op.output] * sum(weight.size for weight in op.weights)
+        elif isinstance(attrs, LatentAttention):
+            # In the expanded form, the fewest for a prompt: keys and values of each token once, then each pair.
+            weights += 2 * prompt * sum(weight.size for weight in op.weights)
+            pair = attrs.nope_dim + attrs.rope_dim + attrs.value_dim
+            attention += attrs.heads * pair * prompt * (prompt + 1)
         elif isinstance(attrs, Attention):
             full = min(attrs.window or prompt, prompt)
             attention += 4 * attrs.heads * attrs.dim * (full * (full + 1) // 2 + (prompt - full) * full)
-    return weights, attention
+    return round(weights), attention
 
 
 class Reader:

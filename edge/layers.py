@@ -15,7 +15,8 @@ from edge.records import check_choice, check_real, check_sizes, check_softcap, r
 
 QkNorm = Literal["none", "head", "full"]
 Activation = Literal["silu", "gelu_tanh"]
-KvKind = Literal["heads"]
+Score = Literal["softmax", "sigmoid"]
+KvKind = Literal["heads", "latent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class KvSpec:
     """What a layer keeps of each token. Layers whose KvSpec is equal form a group and share one ring.
 
     heads    a key of `key_dim` numbers (after RoPE) and a value of `value_dim` for each of `kv_heads`
+    latent   `key_dim` numbers that all heads share, a latent and then a key part after RoPE; `value_dim` is 0
 
     A query sees itself and the `window - 1` positions before it; None: all before it.
     """
@@ -75,6 +77,49 @@ class Gqa:
 
 
 @dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434; see `edge.ops.LatentAttention`).
+
+    Queries come through a normalized bottleneck of `query_rank` numbers, or straight from the input where it is None.
+    `scale` multiplies q·k. The two inner norms have an eps of their own, `norm_eps`, and no offset. `latent_bias` is on
+    what makes the bottlenecks, `output_bias` on the last matrix.
+    """
+
+    heads: int
+    query_rank: int | None
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    rope: int = 0
+    norm_eps: float = 1e-6
+    latent_bias: bool = False
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "heads", "latent_dim", "nope_dim", "rope_dim", "value_dim")
+        if self.query_rank is not None:
+            check_sizes(self, "query_rank")
+        check_real(self, "scale")
+        if not 0 < self.norm_eps < 1:
+            raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
+
+    @property
+    def kv(self) -> KvSpec:
+        return KvSpec("latent", 1, self.latent_dim + self.rope_dim, 0, None)
+
+    @property
+    def window(self) -> None:
+        """Latent attention sees everything."""
+        return None
+
+    @property
+    def rotated_dim(self) -> int:
+        return self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
 class Dense:
     """A gated MLP (arXiv:2002.05202) of `size` inner numbers: down(activation(gate(x)) * up(x))."""
 
@@ -87,10 +132,46 @@ class Dense:
         check_choice(self, "activation", get_args(Activation))
 
 
-Attention = Gqa
-Mlp = Dense
-ATTENTIONS: dict[str, type[Attention]] = {"gqa": Gqa}
-MLPS: dict[str, type[Mlp]] = {"dense": Dense}
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A mixture of gated MLPs (see `edge.ops.Router` and `edge.ops.Experts`), of `size` inner numbers each.
+
+    `score_bias`: the router ranks experts with a bias for each. `shared_size` above 0 adds an MLP of that size that
+    takes every token.
+    """
+
+    experts: int
+    top_k: int
+    size: int
+    activation: Activation = "silu"
+    score: Score = "softmax"
+    normalize: bool = False
+    scale: float = 1.0
+    score_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    shared_size: int = 0
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "experts", "top_k", "size", "groups", "top_groups", "group_best")
+        check_choice(self, "activation", get_args(Activation))
+        check_choice(self, "score", get_args(Score))
+        check_real(self, "scale")
+        if not 0 <= self.shared_size < 2**31:
+            raise BundleError(f"decoder spec: shared_size is {self.shared_size}, which is not a size")
+        each, left = divmod(self.experts, self.groups)
+        if left or self.top_groups > self.groups or self.group_best > each or self.top_k > each * self.top_groups:
+            raise BundleError(
+                f"decoder spec: {self.top_k} of {self.experts} experts cannot be chosen from {self.top_groups} of "
+                f"{self.groups} groups by their {self.group_best} best"
+            )
+
+
+Attention = Gqa | Mla
+Mlp = Dense | Moe
+ATTENTIONS: dict[str, type[Attention]] = {"gqa": Gqa, "mla": Mla}
+MLPS: dict[str, type[Mlp]] = {"dense": Dense, "moe": Moe}
 _PARTS: dict[str, Mapping[str, type[Any]]] = {"attention": ATTENTIONS, "mlp": MLPS}
 
 

@@ -55,9 +55,9 @@ class Weights:
                     f"{self.path}: tensor {tensor!r} is {found.dtype} {list(found.shape)}, "
                     f"{dtype} {list(shape)} is needed"
                 )
-        runs = layout.split(weight.name, weight.shape)
+        runs = layout.split(weight.name, weight.stored)
         self.runs[weight.name], self.axes[weight.name] = runs, layout.axis
-        self.shapes[weight.name] = weight.shape
+        self.shapes[weight.name] = weight.stored
         if len(runs) > 1:
             self.schemes[weight.name] = payload.holds(runs, layout.axis)
         for run in runs:
@@ -146,7 +146,7 @@ class Weights:
 def describe(weight: Weight, layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
     """The payload tensors of a weight under a layout: (name, safetensors dtype, shape). Raises OptionError."""
     found: list[tuple[str, str, tuple[int, ...]]] = []
-    for run in payload.Layout.parse(layout).split(weight.name, weight.shape):
+    for run in payload.Layout.parse(layout).split(weight.name, weight.stored):
         scheme = payload.parse_scheme(run.scheme)
         if scheme is None:
             found.append((run.name, "F16" if run.scheme == "float16" else "F32", run.shape))

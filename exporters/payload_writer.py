@@ -81,7 +81,7 @@ def write_weights(
     size = max(info.stop for info in infos.values())
     total = sum(info.stop - info.start for name, info in infos.items() if not name.startswith(PADDING))
     done = 0
-    zeros = {weight.name: True for weight in graph.weights if len(weight.shape) > 1}
+    zeros = {weight.name: True for weight in graph.weights if weight.is_matrix}
     try:
         with open(path, "wb") as file:
             _reserve(file.fileno(), size)
@@ -145,7 +145,7 @@ def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[_Block]:
 
 
 def _jobs(weight: Weight, choice: Choice) -> Iterator[_Job]:
-    for run, method in zip(choice.layout.split(weight.name, weight.shape), choice.methods, strict=True):
+    for run, method in zip(choice.layout.split(weight.name, weight.stored), choice.methods, strict=True):
         count = run.shape[0]
         step = max(1, _BLOCK // run.shape[1]) if len(run.shape) == 2 else count
         for start in range(0, count, step):

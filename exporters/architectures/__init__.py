@@ -19,19 +19,24 @@ from exporters.checkpoint import Checkpoint, SourceTensor
 
 # `architectures` of a config.json → module
 HUGGING_FACE = {
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3_vision",
     "GemmaForCausalLM": "gemma",
     "GraniteForCausalLM": "granite",
+    "GraniteMoeForCausalLM": "granitemoe",
     "LlamaForCausalLM": "llama",
     "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo3",
+    "OlmoeForCausalLM": "olmoe",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
 }
 # `general.architecture` of a GGUF file → module
@@ -74,9 +79,10 @@ def describe(checkpoint: Checkpoint) -> Model:
         spec = replace(spec, norm_offset=0.0)
     tied = config.flag("tie_word_embeddings")
     spec, weights = find_weights(checkpoint, family, spec, family.scales(config), tied=tied)
-    left_out = sum(name.startswith(family.left_out) for name in checkpoint.tensors)
-    prefixes = ", ".join(prefix.rstrip(".") for prefix in family.left_out)
-    notes = (f"{left_out} tensors of other parts of the model ({prefixes}) are left out",) if left_out else ()
+    prefixes = tuple(prefix.format(len(spec.layers)) for prefix in family.left_out)
+    left_out = sum(name.startswith(prefixes) for name in checkpoint.tensors)
+    parts = ", ".join(prefix.rstrip(".") for prefix in prefixes)
+    notes = (f"{left_out} tensors of other parts of the model ({parts}) are left out",) if left_out else ()
     return Model(spec, weights, notes)
 
 

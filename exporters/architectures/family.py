@@ -26,9 +26,12 @@ class Family:
     gguf            canonical name → name in a GGUF file, likewise
     scales          canonical name → what its weights are multiplied by, given the config
     section         the key of a Hugging Face config that holds the decoder's, where the decoder is a part of the model
-    left_out        prefixes of the tensors of other parts of the model, which are not exported
+    left_out        prefixes of the tensors of other parts of the model, which are not exported; `{}` in one stands for
+                    the number of layers
     gguf_defaults   what an absent key means in a GGUF file, where that is something else than in a config
-    interleaved     GGUF files hold the rows of q and k with rotary pairs side by side (see `HalfSplitRows`)
+    interleaved     the kinds of checkpoint that hold rotary pairs of rows side by side (see `HalfSplitRows`)
+    by_head         canonical names of weights that a checkpoint fuses head by head: the rows of the first for a head,
+                    then those of the others for that head
     gguf_whole_norms    GGUF files hold norm weights with the spec's `norm_offset` added
     """
 
@@ -41,5 +44,6 @@ class Family:
     section: str = ""
     left_out: tuple[str, ...] = ()
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
-    interleaved: bool = False
+    interleaved: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
     gguf_whole_norms: bool = False

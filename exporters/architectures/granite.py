@@ -33,5 +33,5 @@ FAMILY = Family(
     {"attention_multiplier": 1.0},
     scales=_scales,
     gguf_defaults={"attention_multiplier": None},  # llama.cpp then scales as usual
-    interleaved=True,
+    interleaved=("gguf",),
 )

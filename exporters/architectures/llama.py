@@ -27,4 +27,4 @@ def _fields(config: Config) -> dict[str, Any]:
     return {"layers": repeat(config, layer(config))}
 
 
-FAMILY = Family("llama", _fields, interleaved=True)
+FAMILY = Family("llama", _fields, interleaved=("gguf",))

@@ -1,12 +1,15 @@
-"""Canonical weight names and what checkpoints call them. `{}` stands for the number of the layer.
+"""Canonical weight names and what checkpoints call them. `{}` stands for the number of the layer, `{expert}` for that
+of an expert, where a checkpoint keeps each one's matrix in a tensor of its own.
 
-A family whose names differ overrides single entries; ".weight" and ".bias" are the same everywhere.
+A family whose names differ overrides single entries; ".weight" and ".bias" are the same everywhere, unless a map has an
+entry for a bias itself, which then is the whole name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+EXPERT = "{expert}"
 HUGGING_FACE: Mapping[str, str] = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
@@ -22,6 +25,13 @@ HUGGING_FACE: Mapping[str, str] = {
     "mlp.gate": "model.layers.{}.mlp.gate_proj",
     "mlp.up": "model.layers.{}.mlp.up_proj",
     "mlp.down": "model.layers.{}.mlp.down_proj",
+    "mlp.router": "model.layers.{}.mlp.gate",
+    "mlp.experts.gate": "model.layers.{}.mlp.experts.{expert}.gate_proj",
+    "mlp.experts.up": "model.layers.{}.mlp.experts.{expert}.up_proj",
+    "mlp.experts.down": "model.layers.{}.mlp.experts.{expert}.down_proj",
+    "mlp.shared.gate": "model.layers.{}.mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "model.layers.{}.mlp.shared_experts.up_proj",
+    "mlp.shared.down": "model.layers.{}.mlp.shared_experts.down_proj",
 }
 
 GGUF: Mapping[str, str] = {
@@ -45,12 +55,17 @@ GGUF: Mapping[str, str] = {
 
 
 def source_name(canonical: str, names: Mapping[str, str]) -> str:
-    """`layers.3.attn.q` → `model.layers.3.self_attn.q_proj.weight`; a name that ends in `.bias` keeps that end."""
+    """`layers.3.attn.q` → `model.layers.3.self_attn.q_proj.weight`; a name that ends in `.bias` keeps that end.
+
+    `{expert}` stays in the result.
+    """
     part, layer = canonical, ""
     if part.startswith("layers."):
         _, layer, part = part.split(".", 2)
-    bias = part.endswith(".bias")
-    return names[part.removesuffix(".bias")].format(layer) + (".bias" if bias else ".weight")
+    if part in names and part.endswith(".bias"):
+        return names[part].format(layer, expert=EXPERT)
+    end = ".bias" if part.endswith(".bias") else ".weight"
+    return names[part.removesuffix(".bias")].format(layer, expert=EXPERT) + end
 
 
 def part_of(canonical: str) -> str:

@@ -33,5 +33,5 @@ FAMILY = Family(
     "smollm3",
     _fields,
     {"num_key_value_heads": 4, "rope_theta": 2e6, "tie_word_embeddings": True},
-    interleaved=True,
+    interleaved=("gguf",),
 )

@@ -13,13 +13,15 @@ from edge.errors import CheckpointError
 from edge.graph import build
 from edge.ops import Weight
 from exporters.architectures.family import Family
-from exporters.architectures.names import part_of, source_name
+from exporters.architectures.names import EXPERT, part_of, source_name
+from exporters.architectures.stacks import EachTransposed, Flat, RowsOfEach, Stacked
 from exporters.architectures.views import HalfSplitRows, RowSlice, Scaled
 from exporters.checkpoint import Checkpoint, SourceTensor
 
 # Constants that checkpoints store although they follow from the config.
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|rope_freqs\.weight|rope_factors_(long|short)\.weight")
 _COMPARE_ROWS = 256
+_ROTATED = ("query", "key", "query_rope", "key_rope")
 
 
 def find_weights(
@@ -39,13 +41,10 @@ def find_weights(
     used = {source_name("head", names)}
     for name, sharing in _by_source(build(spec).weights, names).items():
         tensor = _fitting(checkpoint, name, sharing)
-        first = 0
-        for weight in sharing:
-            rows = tensor if len(sharing) == 1 else RowSlice(tensor, first, weight.shape[0])
+        for weight, rows in zip(sharing, _taken_apart(tensor, sharing, family), strict=True):
             weights[weight.name] = _shown(rows, weight, checkpoint, family, scales)
-            first += weight.shape[0]
-        used.add(name)
-    _check_leftovers(checkpoint, used, family.left_out)
+        used.update(_tensor_names(name, sharing[0]))
+    _check_leftovers(checkpoint, used, tuple(prefix.format(len(spec.layers)) for prefix in family.left_out))
     return spec, weights
 
 
@@ -70,27 +69,62 @@ def _by_source(weights: tuple[Weight, ...], names: Mapping[str, str]) -> dict[st
     return found
 
 
+def _tensor_names(name: str, weight: Weight) -> list[str]:
+    """The tensors that a name stands for: one for each expert where it has a place for their numbers."""
+    return [name.replace(EXPERT, str(expert)) for expert in range(weight.shape[0])] if EXPERT in name else [name]
+
+
 def _fitting(checkpoint: Checkpoint, name: str, sharing: list[Weight]) -> SourceTensor:
-    """The tensor of that name, if it is there and holds exactly these weights."""
-    tensor, first = checkpoint.tensors.get(name), sharing[0]
-    if tensor is None:
-        raise CheckpointError(f"{checkpoint.path}: the weight {first.name} is missing: there is no tensor {name!r}")
-    rows = sum(weight.shape[0] for weight in sharing)
-    if tensor.shape != (rows, *first.shape[1:]):
-        together = "" if len(sharing) == 1 else f" and {len(sharing) - 1} more in it"
-        raise CheckpointError(
-            f"{checkpoint.path}: tensor {name!r} has the shape {list(tensor.shape)}; "
-            f"the config makes {first.name}{together} {[rows, *first.shape[1:]]}"
-        )
-    return tensor
+    """What holds these weights, as one matrix, if it is there and holds exactly them."""
+    first, found = sharing[0], []
+    rows, *rest = (sum(_source_shape(weight)[0] for weight in sharing), *_source_shape(first)[1:])
+    names = _tensor_names(name, first)
+    for each in names:
+        tensor = checkpoint.tensors.get(each)
+        if tensor is None:
+            raise CheckpointError(f"{checkpoint.path}: the weight {first.name} is missing: there is no tensor {each!r}")
+        flat = Flat(tensor) if len(tensor.shape) == 3 else tensor
+        if flat.shape != (rows // len(names), *rest):
+            together = "" if len(sharing) == 1 else f" and {len(sharing) - 1} more in it"
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {each!r} has the shape {list(tensor.shape)}; "
+                f"the config makes {first.name}{together} {[rows // len(names), *rest]}"
+            )
+        found.append(flat)
+    return found[0] if len(found) == 1 else Stacked(tuple(found))
+
+
+def _source_shape(weight: Weight) -> tuple[int, ...]:
+    """The shape in which checkpoints store a weight, a stack's matrices under one another."""
+    if weight.role == "key_up":  # the graph has each head's matrix transposed
+        heads, latent, nope = weight.shape
+        return (heads * nope, latent)
+    return weight.stored
+
+
+def _taken_apart(tensor: SourceTensor, sharing: list[Weight], family: Family) -> list[SourceTensor]:
+    """The rows of each weight of a tensor: one weight after another, or so within each head or expert."""
+    if len(sharing) == 1:
+        return [tensor]
+    first, found = 0, list[SourceTensor]()
+    for weight in sharing:
+        count = weight.shape[0] if len(weight.shape) == 3 else 1
+        if part_of(weight.name) in family.by_head and count == 1:
+            count = weight.shape[0] // weight.head_dim
+        rows = _source_shape(weight)[0] // count
+        found.append(RowsOfEach(tensor, count, first, rows) if count > 1 else RowSlice(tensor, first, rows))
+        first += rows
+    return found
 
 
 def _shown(
     tensor: SourceTensor, weight: Weight, checkpoint: Checkpoint, family: Family, scales: Mapping[str, float]
 ) -> SourceTensor:
     """The tensor in the graph's order and magnitude."""
-    if weight.role in ("query", "key") and family.interleaved and checkpoint.kind == "gguf":
+    if weight.role in _ROTATED and checkpoint.kind in family.interleaved:
         tensor = HalfSplitRows(tensor, weight.shape[0] // weight.head_dim)
+    if weight.role == "key_up":
+        tensor = EachTransposed(tensor, weight.shape[0])
     scale = scales.get(part_of(weight.name), 1.0)
     return tensor if scale == 1.0 else Scaled(tensor, scale)
 

@@ -76,7 +76,7 @@ class Recipe:
 
         Raises OptionError when it is a matrix and no rule takes all of it, or a rule names heads that it has not.
         """
-        if len(weight.shape) != 2:
+        if not weight.is_matrix:
             return Choice.of("float32")
         rules = [rule for rule in self.rules if rule.takes(weight.name)]
         whole = next((index for index, rule in enumerate(rules) if rule.heads is None), len(rules))
@@ -91,7 +91,7 @@ class Recipe:
         axis, head_dim = _axis(weight), weight.head_dim
         if axis is None:
             raise OptionError(f"recipe {self.name!r} names heads of {weight.name}, which has none")
-        count = weight.shape[0 if axis == "rows" else 1] // head_dim
+        count = weight.stored[0 if axis == "rows" else 1] // head_dim
         named = [head for rule in rules for head in rule.heads or ()]
         if named and max(named) >= count:
             raise OptionError(f"recipe {self.name!r} names head {max(named)} of {weight.name}, which has 0…{count - 1}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edge.bundle import Bundle
+from edge.errors import UnsupportedError
+from edge.layers import Gqa
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
@@ -28,6 +30,8 @@ def _outlying(bundle: Bundle, layer: int) -> float:
     """
     weights, spec, name = bundle.weights, bundle.spec, f"layers.{layer}.attn"
     attention = spec.layers[layer].attention
+    if not isinstance(attention, Gqa):
+        raise UnsupportedError(f"the native engine keeps no keys of layer {layer}, whose attention is {attention}")
     if attention.qk_norm != "none":
         spread = weights.read(f"{name}.k_norm") + np.float32(spec.norm_offset)
         constants = spread = spread.reshape(-1, attention.head_dim)

@@ -21,6 +21,7 @@ from benchmarks.workers.dsedge import kv_rows
 from edge.decoder import DecoderSpec
 from edge.graph import build
 from edge.kv import Cache, plan_layout
+from edge.layers import Moe
 from edge.runtime import Runtime
 from runtimes import scripted
 from runtimes.buffers import KvPool
@@ -58,6 +59,16 @@ def test_the_large_shape_reads_what_its_config_says() -> None:
     expected = 28 * layer + hidden + c["vocab_size"] * hidden
     assert limits.weights_read(build(spec), numbers(spec).__getitem__) == expected
     assert synthetic.size(28) == 2 * (expected + c["vocab_size"] * hidden)
+
+
+def test_a_token_reads_the_chosen_experts_alone() -> None:
+    """Of 8 experts of 3 × 4 × 6 numbers three are chosen; the router is 8 × 4, the shared MLP 3 × 4 × 5."""
+    (plain,) = small_spec(attention={"head_dim": 2}, hidden_size=4, vocab_size=10).layers
+    layer = replace(plain, mlp=Moe(experts=8, top_k=3, size=6, shared_size=5))
+    spec = small_spec(attention={"head_dim": 2}, hidden_size=4, vocab_size=10, layers=(layer,))
+    attention, norms, head = 2 * 4 * 4 + 2 * 2 * 4, 3 * 4, 10 * 4
+    expected = attention + norms + head + 8 * 4 + 3 * (3 * 4 * 6) + 3 * 4 * 5
+    assert limits.weights_read(build(spec), numbers(spec).__getitem__) == expected
 
 
 @pytest.mark.parametrize("prompt", [1, 7, 8, 9, 37])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError
-from edge.layers import Dense, Gqa, KvSpec, LayerSpec
+from edge.layers import Dense, Gqa, KvSpec, LayerSpec, Mla, Moe
 
 LLAMA3 = RopeSpec(8, 5e5, "llama3", 8.0, 1.0, 4.0, 8192)
 LONGROPE = RopeSpec(
@@ -27,6 +27,8 @@ ATTENTION = Gqa(
     output_bias=True,
 )  # fmt: skip
 MLP = Dense(96, "gelu_tanh", bias=True)
+MLA = Mla(4, 48, 32, 16, 8, 24, 0.2, rope=2, norm_eps=1e-5, latent_bias=True, output_bias=True)
+MOE = Moe(8, 3, 40, "gelu_tanh", "sigmoid", True, 2.5, True, 4, 2, 2, 80)
 
 
 def make_spec(**changes: Any) -> DecoderSpec:
@@ -52,6 +54,10 @@ def as_json(spec: DecoderSpec) -> Any:
 def test_round_trip_through_text_keeps_every_field() -> None:
     spec = make_spec()
     assert DecoderSpec.from_json(as_json(spec)) == spec
+    latent = make_spec(
+        layers=(LayerSpec(replace(MLA, rope_dim=4), MOE), *spec.layers), ropes=(*spec.ropes[:2], LONGROPE)
+    )
+    assert DecoderSpec.from_json(as_json(latent)) == latent
     small = DecoderSpec("f", 2, 2, (LayerSpec(Gqa(1, 1, 2, 1.0), Dense(2)),), (RopeSpec(2, 1e4),), 8, 1e-5)
     data = as_json(small)
     assert data["layers"][0]["mlp"] == {"kind": "dense", "size": 2, "activation": "silu", "bias": False}
@@ -87,6 +93,15 @@ def test_layers_that_keep_tokens_alike_share_a_group_in_order_of_first_use() -> 
         (lambda: replace(ATTENTION, qk_norm="yes"), "'yes'; known: none, head, full"),
         (lambda: replace(MLP, activation="relu"), "'relu'; known: silu, gelu_tanh"),
         (lambda: replace(MLP, size=2**31), "size is 2147483648"),
+        (lambda: replace(MLA, latent_dim=0), "latent_dim is 0"),
+        (lambda: replace(MLA, query_rank=0), "query_rank is 0"),
+        (lambda: replace(MLA, norm_eps=0.0), "norm_eps 0.0"),
+        (lambda: replace(MOE, score="argmax"), "'argmax'; known: softmax, sigmoid"),
+        (lambda: replace(MOE, top_k=5), "5 of 8 experts cannot be chosen from 2 of 4 groups"),
+        (lambda: replace(MOE, groups=3), "cannot be chosen"),
+        (lambda: replace(MOE, group_best=3), "by their 3 best"),
+        (lambda: replace(MOE, shared_size=-1), "shared_size is -1"),
+        (lambda: replace(MOE, scale=math.inf), "scale is inf"),
     ],
 )
 def test_impossible_parts_of_a_layer_are_refused(make: Callable[[], object], words: str) -> None:
@@ -145,7 +160,7 @@ def test_impossible_specs_are_refused(changes: dict[str, Any], words: str) -> No
         (("layers", 0), None, "TypeError"),
         (("layers", 0), {"attention": {}}, "a layer of attention; it has"),
         (("layers", 0, "mlp"), None, "TypeError"),
-        (("layers", 0, "attention", "kind"), "mamba", "attention of kind 'mamba'; known: gqa"),
+        (("layers", 0, "attention", "kind"), "mamba", "attention of kind 'mamba'; known: gqa, mla"),
         (("layers", 0, "attention", "kind"), ["gqa"], "TypeError"),
         (("layers", 0, "attention", "window"), "all", "no int"),
         (("layers", 0, "attention", "windows"), 3, "unknown field 'windows' in Gqa"),

@@ -10,8 +10,23 @@ import pytest
 from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError
 from edge.graph import LOGITS, Graph, build, verify
-from edge.layers import Dense, LayerSpec
-from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
+from edge.layers import Dense, KvSpec, LayerSpec, Mla, Moe
+from edge.ops import (
+    Add,
+    Attention,
+    Embed,
+    Experts,
+    Gate,
+    LatentAttention,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    Router,
+    Select,
+    Softcap,
+    Weight,
+)
 from tests.specs import gqa, small_spec
 
 
@@ -100,6 +115,80 @@ def test_layers_may_differ_in_heads_and_sizes() -> None:
     assert [op.attrs.group for op in graph.ops if isinstance(op.attrs, Attention)] == [0, 1]
 
 
+def test_a_layer_of_experts_op_by_op() -> None:
+    """Eight experts of 3 inner numbers, two of them chosen with a bias, and a shared MLP of 5."""
+    moe = Moe(8, 2, 3, score="sigmoid", normalize=True, scale=2.5, score_bias=True, groups=4, top_groups=2,
+              group_best=2, shared_size=5)  # fmt: skip
+    graph = build(make_spec(layers=(LayerSpec(gqa(), moe),)))
+    at, m = "/layers.0/mlp", "layers.0.mlp"
+    ops = {op.output: op for op in graph.ops}
+    assert ops[f"{at}/router"] == linear(f"{at}_norm", f"{at}/router", Weight(f"{m}.router", (8, 6), "router"))
+    bias = Weight(f"{m}.router.bias", (8,), "router")
+    assert ops[f"{at}/routing"] == Op(
+        f"{at}/routing", (f"{at}/router",), Router(2, "sigmoid", True, 2.5, 4, 2, 2, bias)
+    )  # fmt: skip
+    gate, up = (Weight(f"{m}.experts.{part}", (8, 3, 6), part) for part in ("gate", "up"))  # type: ignore[arg-type]
+    down = Weight(f"{m}.experts.down", (8, 6, 3), "down")
+    assert ops[f"{at}/experts"] == Op(
+        f"{at}/experts", (f"{at}_norm", f"{at}/routing"), Experts(gate, up, down, "silu")
+    )  # fmt: skip
+    assert ops[f"{at}/shared/down"].attrs == Linear(Weight(f"{m}.shared.down", (6, 5), "down"))
+    assert ops[f"{at}/sum"] == Op(f"{at}/sum", (f"{at}/experts", f"{at}/shared/down"), Add())
+    assert (graph.widths[f"{at}/routing"], graph.widths[f"{at}/experts"]) == (8, 6)
+    assert (gate.stored, down.stored) == ((24, 6), (48, 3))
+
+
+def test_a_layer_of_latent_attention_op_by_op() -> None:
+    """Three heads: 4 + 2 numbers of query and key, values of 5, a latent of 7, queries through a bottleneck of 8."""
+    mla = Mla(3, 8, 7, 4, 2, 5, 0.25, norm_eps=1e-3)
+    spec = make_spec(layers=(LayerSpec(mla, Dense(10)),), ropes=(RopeSpec(2, 1e4),), norm_offset=1.0)
+    ops: dict[str, Op[Any]] = {op.output: op for op in build(spec).ops}
+    at, a = "/layers.0/attn", "layers.0.attn"
+    assert spec.kv_groups == (KvSpec("latent", 1, 9, 0, None),)
+    assert ops[f"{at}/q_nope"] == linear(
+        f"{at}/q_down_norm", f"{at}/q_nope", Weight(f"{a}.q_up_nope", (12, 8), "query_nope", 4)
+    )  # fmt: skip
+    assert ops[f"{at}/latent_norm"].attrs == Norm(Weight(f"{a}.latent_norm", (7,), "norm"), 1, 7, 1e-3)
+    assert ops[f"{at}/q_rope_turned"].attrs == Rope(heads=3, dim=2, rope=0, rotary=2)
+    assert ops[f"{at}/k_rope_turned"] == Op(
+        f"{at}/k_rope_turned", (f"{at}/k_rope",), Rope(heads=1, dim=2, rope=0, rotary=2)
+    )  # fmt: skip
+    mix = ops[f"{at}/mix"]
+    assert mix.inputs == tuple(f"{at}/{name}" for name in ("q_nope", "q_rope_turned", "latent_norm", "k_rope_turned"))
+    assert mix.attrs == LatentAttention(
+        3, 4, 2, 7, 5, 0, 0, 0.25,
+        Weight(f"{a}.key_up", (3, 7, 4), "key_up", 7), Weight(f"{a}.value_up", (3, 5, 7), "value_up", 5),
+    )  # fmt: skip
+    assert ops[f"{at}/o"].attrs == Linear(Weight(f"{a}.o", (6, 15), "output", 5))
+    direct = build(replace(spec, layers=(LayerSpec(replace(mla, query_rank=None), Dense(10)),)))
+    assert {op.output: op for op in direct.ops}[f"{at}/q_nope"] == linear(
+        f"{at}_norm", f"{at}/q_nope", Weight(f"{a}.q_nope", (12, 6), "query_nope", 4)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("output", "changes"),
+    [
+        ("/layers.0/mlp/routing", {"top_k": 5}),  # of two groups of two
+        ("/layers.0/mlp/routing", {"top_k": 0}),
+        ("/layers.0/mlp/routing", {"groups": 3}),
+        ("/layers.0/mlp/routing", {"group_best": 3}),
+        ("/layers.0/mlp/routing", {"bias": Weight("b", (7,), "router")}),
+        ("/layers.0/mlp/experts", {"down": Weight("d", (8, 5, 3), "down")}),
+        ("/layers.0/mlp/experts", {"up": Weight("u", (7, 3, 6), "up")}),
+        ("/layers.0/mlp/experts", {"gate": Weight("g", (24, 6), "gate")}),
+        ("/layers.0/attn/mix", {"value_dim": 4}),
+        ("/layers.0/attn/mix", {"key_up": Weight("k", (3, 4, 7), "key_up")}),
+        ("/layers.0/attn/mix", {"group": 1}),
+    ],
+)
+def test_verify_refuses_experts_and_latents_that_do_not_fit(output: str, changes: dict[str, Any]) -> None:
+    moe = Moe(8, 2, 3, groups=4, top_groups=2, group_best=2)
+    spec = make_spec(layers=(LayerSpec(Mla(3, None, 7, 4, 2, 5, 0.25), moe),), ropes=(RopeSpec(2, 1e4),))
+    with pytest.raises(BundleError, match="width -1"):
+        verify(broken(output, changes, build(spec)))
+
+
 def test_full_qk_norm_covers_the_projection_and_no_pre_norms_reads_the_stream() -> None:
     spec = make_spec(attention={"qk_norm": "full"}, pre_norms=False, post_norms=True)
     ops = {op.output: op for op in build(spec).ops}
@@ -118,9 +207,9 @@ def test_weights_come_once_and_siblings_share_their_input() -> None:
     assert groups == [["q", "k", "v"], ["o"], ["gate", "up"], ["down"], ["embed"]]
 
 
-def broken(output: str, changes: dict[str, Any]) -> Graph:
-    """The small graph with one op changed: fields of the op, or of its attributes."""
-    graph = build(make_spec(windows=(None, 8)))
+def broken(output: str, changes: dict[str, Any], graph: Graph | None = None) -> Graph:
+    """The graph, by default a small one, with one op changed: fields of the op, or of its attributes."""
+    graph = graph or build(make_spec(windows=(None, 8)))
     ops: dict[str, Op[Any]] = {op.output: op for op in graph.ops}
     own = {name: value for name, value in changes.items() if name in ("output", "inputs", "attrs")}
     attrs = {name: value for name, value in changes.items() if name not in own}

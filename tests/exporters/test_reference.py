@@ -15,7 +15,7 @@ from exporters import reference
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
 from exporters.parity import source_reader
-from exporters.reference import Reference
+from exporters.reference import Reference, state
 from tests.exporters import tiny
 from tests.exporters.tiny import load_reference, tiny_llama, tiny_mistral, tiny_qwen2, write_gguf
 
@@ -26,6 +26,7 @@ LLAMA3 = {
 }  # fmt: skip
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+MSCALE = {**YARN, "mscale_all_dim": 1.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
@@ -91,7 +92,23 @@ CASES: dict[str, tuple[Callable[..., Path], dict[str, Any], int]] = {
     "olmo3": (tiny.tiny_olmo3, {}, 40),
     "olmo3-yarn": (tiny.tiny_olmo3, {"rope_parameters": {"full_attention": YARN, "sliding_attention": DEFAULT}}, 90),
     "granite": (tiny.tiny_granite, {}, 40),
-}
+    "qwen3-moe": (tiny.tiny_qwen3_moe, {}, 40),
+    "qwen3-moe-unnormalized": (tiny.tiny_qwen3_moe, {"norm_topk_prob": False, "decoder_sparse_step": 2}, 40),
+    "olmoe": (tiny.tiny_olmoe, {}, 40),
+    "granitemoe": (tiny.tiny_granitemoe, {}, 40),
+    "deepseek-v2-lite": (tiny.tiny_deepseek_v2, {}, 40),
+    "deepseek-v2": (
+        tiny.tiny_deepseek_v2,
+        {
+            "q_lora_rank": 48, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+            "routed_scaling_factor": 4.0,
+        },
+        40,
+    ),
+    "deepseek-v2-yarn": (tiny.tiny_deepseek_v2, {"rope_parameters": {**MSCALE, "mscale": 0.7}}, 90),
+    "deepseek-v3": (tiny.tiny_deepseek_v3, {}, 40),
+    "deepseek-v3-yarn": (tiny.tiny_deepseek_v3, {"rope_parameters": {**MSCALE, "mscale": 1.0}}, 90),
+}  # fmt: skip
 
 
 def random_ids(count: int, seed: int = 0) -> list[int]:
@@ -182,7 +199,7 @@ def test_streaming_weights_gives_the_same_logits(
     ids = random_ids(20)
     whole = reference_of(opened(llama_folder)).run(ids)
     monkeypatch.setattr(reference, "KEEP_LIMIT", 0)
-    monkeypatch.setattr(reference, "_ROWS", 64 * 10)
+    monkeypatch.setattr(state, "BLOCK", 64 * 10)
     streamed = reference_of(opened(llama_folder))
     assert np.abs(streamed.run(ids) - whole).max() < 1e-4
-    assert streamed._kept == {}
+    assert streamed._weights._kept == {}

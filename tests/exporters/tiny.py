@@ -19,6 +19,10 @@ from gguf.quants import quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -29,6 +33,8 @@ from transformers import (
     GemmaForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
@@ -39,6 +45,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -47,6 +55,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -168,9 +178,50 @@ def tiny_granite(folder: Path, *, seed: int = 0, **config: Any) -> Path:
     return _save(GraniteForCausalLM(GraniteConfig(**{**SIZES, **own, **config})), folder, seed)
 
 
+EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
+
+
+def tiny_qwen3_moe(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A Qwen3-MoE folder: a dense layer, then one of eight experts."""
+    own = {"head_dim": 32, "num_experts": 8, "mlp_only_layers": [0], "norm_topk_prob": True}
+    return _save(Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZES, **EXPERTS, **own, **config})), folder, seed)
+
+
+def tiny_olmoe(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    own = {"num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": 0}
+    return _save(OlmoeForCausalLM(OlmoeConfig(**{**SIZES, **own, **config})), folder, seed)
+
+
+def tiny_granitemoe(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    own = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 2.5}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 3}
+    return _save(GraniteMoeForCausalLM(GraniteMoeConfig(**{**SIZES, **own, **experts, **config})), folder, seed)
+
+
+LATENT: Mapping[str, Any] = {
+    **SIZES, **EXPERTS, "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 24, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}  # fmt: skip
+
+
+def tiny_deepseek_v2(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A DeepSeek-V2-Lite folder: queries straight from the input, a dense layer, then experts and shared ones."""
+    return _save(DeepseekV2ForCausalLM(DeepseekV2Config(**{**LATENT, **config})), folder, seed)
+
+
+def tiny_deepseek_v3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A DeepSeek-V3 folder: queries through a bottleneck, experts of two of four groups, ranked with a bias."""
+    own = {"q_lora_rank": 48, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    return _save(DeepseekV3ForCausalLM(DeepseekV3Config(**{**LATENT, **own, **config})), folder, seed)
+
+
 def load_reference(folder: Path) -> PreTrainedModel:
     """The folder as transformers reads it, float32, with eager attention."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    return model.eval()
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -207,6 +258,9 @@ def _save(model: PreTrainedModel, folder: Path, seed: int) -> Path:
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(0.0, model.config.initializer_range, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2, generator=generator)
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder

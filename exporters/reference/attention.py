@@ -1,0 +1,64 @@
+"""The reference's rotary embedding and attention, grouped or over latents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edge.ops import Attention, LatentAttention, Rope
+from exporters.reference.state import Array, Step
+
+
+def rotate(step: Step, attrs: Rope, inputs: Sequence[Array]) -> Array:
+    """Turn pair (i, i + rotary/2) of each head by its position's angle."""
+    (x,) = inputs
+    cos, sin = (angle[:, None] for angle in step.angles(attrs.rope))
+    heads = x.reshape(len(x), attrs.heads, attrs.dim).copy()
+    half = attrs.rotary // 2
+    a, b = heads[..., :half].copy(), heads[..., half : attrs.rotary].copy()
+    heads[..., :half] = a * cos - b * sin
+    heads[..., half : attrs.rotary] = b * cos + a * sin
+    return heads.reshape(x.shape)
+
+
+def attend(step: Step, attrs: Attention, inputs: Sequence[Array]) -> Array:
+    """Grouped-query attention over everything kept. q [n, heads * dim]; k, v [n, kv_heads * dim]."""
+    q, k, v = (x.reshape(len(x), -1, attrs.dim) for x in inputs)
+    keys, values = step.keep(f"{attrs.layer}.key", k), step.keep(f"{attrs.layer}.value", v)
+    seen = _seen(step, attrs.group, len(keys))
+    group = attrs.heads // attrs.kv_heads
+    out = np.empty_like(q)
+    for head in range(attrs.heads):
+        scores = (q[:, head] @ keys[:, head // group].T) * np.float32(attrs.scale)
+        if attrs.softcap:
+            scores = np.float32(attrs.softcap) * np.tanh(scores / np.float32(attrs.softcap))
+        out[:, head] = _softmax(scores, seen) @ values[:, head // group]
+    return out.reshape(len(q), -1)
+
+
+def attend_latents(step: Step, attrs: LatentAttention, inputs: Sequence[Array]) -> Array:
+    """Latent attention in its expanded form: each head's keys and values are made from the kept latents."""
+    q_nope, q_rope, latent, k_rope = inputs
+    latents = step.keep(f"{attrs.layer}.latent", latent)
+    shared = step.keep(f"{attrs.layer}.k_rope", k_rope)
+    seen = _seen(step, attrs.group, len(latents))
+    count, heads = len(latent), attrs.heads
+    nope, turned = q_nope.reshape(count, heads, attrs.nope_dim), q_rope.reshape(count, heads, attrs.rope_dim)
+    out = np.empty((count, heads, attrs.value_dim), np.float32)
+    for head in range(heads):
+        keys = latents @ step.weights.member(attrs.key_up, head)
+        scores = (nope[:, head] @ keys.T + turned[:, head] @ shared.T) * np.float32(attrs.scale)
+        out[:, head] = _softmax(scores, seen) @ (latents @ step.weights.member(attrs.value_up, head).T)
+    return out.reshape(count, -1)
+
+
+def _seen(step: Step, group: int, kept: int) -> npt.NDArray[np.bool_]:
+    return step.visible(group, step.positions, np.arange(kept, dtype=np.int64))
+
+
+def _softmax(scores: Array, seen: npt.NDArray[np.bool_]) -> Array:
+    scores = np.where(seen, scores, -np.inf)
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(scores / scores.sum(axis=1, keepdims=True))

@@ -1,0 +1,81 @@
+"""What the evaluators of the reference share: the weights, and what has been kept of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edge import rope
+from edge.decoder import DecoderSpec
+from edge.ops import Weight
+
+Array = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.int64]
+BLOCK = 1 << 24  # numbers of a matrix that are dequantized at a time when weights are not kept
+
+# Rows start…stop of a weight as float32.
+Reader = Callable[[str, int, int | None], Array]
+# (KV group, query positions, key positions) → who sees whom, [queries, keys].
+Visibility = Callable[[int, Positions, Positions], npt.NDArray[np.bool_]]
+
+
+class WeightCache:
+    """Weights by rows, read through a callable; those that are wanted whole are kept if `keep`."""
+
+    def __init__(self, read: Reader, *, keep: bool) -> None:
+        self.keep = keep
+        self._read = read
+        self._kept: dict[str, Array] = {}
+
+    def whole(self, weight: Weight) -> Array:
+        if weight.name not in self._kept:
+            found = self._read(weight.name, 0, None)
+            if not self.keep:
+                return found
+            self._kept[weight.name] = found
+        return self._kept[weight.name]
+
+    def rows(self, weight: Weight, start: int, stop: int) -> Array:
+        """Rows start…stop as they are stored: those of a stack's matrices follow one another."""
+        return self.whole(weight)[start:stop] if self.keep else self._read(weight.name, start, stop)
+
+    def member(self, weight: Weight, index: int) -> Array:
+        """One matrix of a stack."""
+        rows = weight.shape[1]
+        return self.rows(weight, index * rows, (index + 1) * rows)
+
+    def times(self, x: Array, weight: Weight) -> Array:
+        """x · weightᵀ, block by block of rows where weights are not kept."""
+        if self.keep:
+            return np.asarray(x @ self.whole(weight).T)
+        rows, columns = weight.shape
+        step = max(1, BLOCK // columns)
+        blocks = [x @ self.rows(weight, i, min(i + step, rows)).T for i in range(0, rows, step)]
+        return np.concatenate(blocks, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """New tokens of one sequence at `positions`, and what the layers have kept of those before them.
+
+    `kept` has a list of arrays for each name, one entry a step; an attention appends its own to them.
+    """
+
+    spec: DecoderSpec
+    weights: WeightCache
+    positions: Positions
+    kept: dict[str, list[Array]]
+    visible: Visibility
+    context: int
+
+    def angles(self, index: int) -> rope.Angles:
+        return rope.angles(self.spec.ropes[index], self.positions, context=self.context)
+
+    def keep(self, name: str, new: Array) -> Array:
+        """All rows kept under a name so far, the new ones last."""
+        rows = self.kept.setdefault(name, [])
+        rows.append(new)
+        return np.concatenate(rows)
