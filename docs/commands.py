@@ -30,6 +30,7 @@ replaced. `--debug`, anywhere on the line, shows a traceback of an error, and `d
 | 2 | something that you can mend: a wrong option, a missing or damaged file, no space left |
 | 130 | stopped by Ctrl-C |
 | 141 | whoever read the output went away |
+| 143 | stopped by SIGTERM (129: by SIGHUP); nothing half done is left |
 
 | variable | meaning |
 |---|---|

@@ -22,7 +22,7 @@ from edge.quality import QualityReport
 from edge.sums import SumCache
 from edge.weights import Weights
 
-FORMAT = "1.1"  # major.minor: readers refuse another major; a newer minor may have further keys
+FORMAT = "2.0"  # major.minor: readers refuse another major; a newer minor may have further keys
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -132,10 +132,10 @@ def _check_format(found: Any) -> bool:
         found = f"{found}.0"  # as the first bundles had it
     match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", found) if isinstance(found, str) else None
     if match is None:
-        raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export the model again")
+        raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export or pull the model again")
     major, minor = int(match[1]), int(match[2])
     if major != known[0]:
-        advice = "update dsedge" if major > known[0] else "export the model again"
+        advice = "update dsedge" if major > known[0] else "export or pull the model again"
         raise BundleError(f"manifest format {found}; this version reads {known[0]}.x: {advice}")
     return minor > known[1]
 
@@ -268,6 +268,6 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.from_json(data)
     except BundleError as error:
         raise BundleError(f"{path}: {error}") from error
-    if data["format"] != 1 and not seal.is_sealed(text):
+    if not seal.is_sealed(text):
         raise BundleError(f"{path}: its own SHA-256 ({seal.KEY}) is not its text's; it was changed or damaged")
     return manifest

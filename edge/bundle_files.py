@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from edge import texts
 from edge.errors import BundleError
 from edge.onnx_files import external_locations
 from edge.sums import SumCache, sha256
@@ -71,7 +72,26 @@ def check_graphs(folder: Path, graphs: Mapping[str, GraphInfo], files: Mapping[s
                 )
 
 
-def unlisted(folder: Path, files: Mapping[str, FileInfo], manifest: str) -> list[str]:
+def foreign(folder: Path, manifest: str) -> str:
+    """Why a folder is not a whole bundle of any version of the format and nothing else; empty if it is one."""
+    try:
+        data = texts.read_json(folder / manifest)
+        sizes = {name: entry["size"] for name, entry in data["files"].items()}
+        paths = {name: folder / relative_path(folder, name) for name in sizes}
+        if not {"format", "spec", "tokenizer"} <= set(data):
+            raise ValueError
+        if (folder / manifest).is_symlink():
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BundleError):
+        return "exists and is no bundle"
+    strays = unlisted(folder, sizes, manifest)
+    if strays:
+        return f"holds {strays[0]}, which is no part of the bundle there"
+    broken = [name for name, path in paths.items() if not path.is_file() or path.stat().st_size != sizes[name]]
+    return f"its {broken[0]} is missing or of another size than its manifest says" if broken else ""
+
+
+def unlisted(folder: Path, files: Iterable[str], manifest: str) -> list[str]:
     """What lies in the folder besides the manifest and the files that it lists, as relative paths; links included."""
     known = {PurePosixPath(manifest), *(PurePosixPath(name) for name in files)}
     folders = {parent for path in known for parent in path.parents}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edge.literals import read_value
 from edge.tokenizer import Tokenizer
 
 
@@ -29,6 +30,9 @@ class ToolCall:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
+Parsed = tuple[tuple[ToolCall, ...], int]
+
+
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a family writes calls.
@@ -37,7 +41,7 @@ class CallFormat:
     opening   what starts a call
     closing   what ends it; empty: the next opening, or the end of the answer
     first     the characters that a body may start with, as a pattern
-    parse     the calls of a body; none for a body that holds anything else
+    parse     the calls that a body starts with, and where they end; none for a body that starts with anything else
     inner     further tags within the body
     untagged  the opening is the first part of the body itself, and opens a call only where an answer starts
     """
@@ -46,7 +50,7 @@ class CallFormat:
     opening: str
     closing: str
     first: str
-    parse: Callable[[str], tuple[ToolCall, ...]]
+    parse: Callable[[str], Parsed]
     inner: tuple[str, ...] = ()
     untagged: bool = False
 
@@ -56,31 +60,42 @@ class CallReader:
 
     def __init__(self, style: CallFormat) -> None:
         self.style = style
+        self._tag = style.closing or style.opening
+        self._places = re.compile(r"\\.|[\"']|" + re.escape(self._tag), re.DOTALL)
         self._done = 0  # no tag before here ends the body
-        self._quoted = False  # whether a JSON string is open there
+        self._quote = ""  # what closes the string that is open there
 
-    def read(self, text: str, *, last: bool) -> tuple[tuple[ToolCall, ...], int] | None:
-        """The calls of the body that `text` starts with, and where the answer goes on; no calls if it is no body.
+    def read(self, text: str, *, last: bool) -> tuple[tuple[ToolCall, ...], str] | None:
+        """The calls that the body at the start of `text` starts with, and how the answer goes on: what stands behind
+        them in the body is text. No calls if it is no body.
 
         None while the body may go on, `text` then being longer the next time; `last` says that no more text comes.
         """
         style = self.style
         if not re.match(rf"\s*(?:{style.first}|\Z)", text):
-            return (), 0
-        end = -1 if style.untagged else self._end(text, style.closing or style.opening)
-        if end >= 0:
-            return style.parse(text[:end]), end + len(style.closing)
-        return (style.parse(text), len(text)) if last else None
+            return (), text
+        end = -1 if style.untagged else self._end(text)
+        if end < 0 and not last:
+            return None
+        body, behind = (text, "") if end < 0 else (text[:end], text[end + len(style.closing) :])
+        calls, stop = style.parse(body)
+        rest = body[stop:]
+        if end < 0 and style.closing:  # a quote in the text behind the call hid the tag
+            rest = rest.replace(style.closing, "", 1)
+        return calls, rest + behind
 
-    def _end(self, text: str, tag: str) -> int:
-        """Where the body ends, -1 while it may go on. A tag inside a JSON string ends nothing."""
-        while (end := text.find(tag, self._done)) >= 0:
-            quotes = _ESCAPE.sub("", text[self._done : end]).count('"')
-            self._quoted ^= quotes % 2 == 1
-            if not self._quoted:
-                break
-            self._done = end + len(tag)
-        return end
+    def _end(self, text: str) -> int:
+        """Where the body ends, -1 while it may go on. A tag inside a string ends nothing."""
+        for found in self._places.finditer(text, self._done):
+            if found[0] == self._tag and not self._quote:
+                return found.start()
+            self._done = found.end()
+            if found[0] == self._quote:
+                self._quote = ""
+            elif found[0] in ('"', "'") and not self._quote:
+                self._quote = found[0]
+        self._done = max(self._done, len(text) - len(self._tag) + 1)
+        return -1
 
 
 def find_formats(template: str, tokenizer: Tokenizer) -> tuple[CallFormat, ...]:
@@ -101,36 +116,43 @@ def control_tags(formats: Sequence[CallFormat], tokenizer: Tokenizer) -> dict[in
     return {control[tag]: tag for tag in tags if tag in control}
 
 
-def _json_calls(body: str) -> tuple[ToolCall, ...]:
+def _json_calls(body: str) -> Parsed:
     """Objects, or lists of them, with a name and arguments (Llama: parameters), perhaps within "function"."""
-    return _all(_json_values(body))
+    return _leading(body, _values(body))
 
 
-def _mistral_calls(body: str) -> tuple[ToolCall, ...]:
+def _mistral_calls(body: str) -> Parsed:
     """A list of objects as above, or since tokenizer version 11 NAME[ARGS]{...}, perhaps with a call id between."""
-    named = _NAMED.fullmatch(body)
+    named = _NAMED.match(body)
     if not named:
         return _json_calls(body)
-    name, identity, arguments = named.groups()
-    return _all({"name": name, "id": identity, "arguments": value} for value in _json_values(arguments))
+    name, identity = named.groups()
+    return _leading(body, _named_value(body, {"name": name, "id": identity}, named.end()))
 
 
-def _keyword_calls(body: str) -> tuple[ToolCall, ...]:
-    """NAME(key=value, ...), one or more, perhaps in brackets; values as in JSON or True, False and None."""
-    return _all(_keyword_values(body.strip().removeprefix("[").removesuffix("]")))
+def _keyword_calls(body: str) -> Parsed:
+    """NAME(key=value, ...), one or more, perhaps in brackets."""
+    return _leading(body, _keyword_values(body))
 
 
-def _llama_calls(body: str) -> tuple[ToolCall, ...]:
+def _llama_calls(body: str) -> Parsed:
     """Objects, or for built-in tools NAME.call(key=value)."""
-    return _json_calls(body) or _keyword_calls(body)
+    found = _json_calls(body)
+    return found if found[0] else _keyword_calls(body)
 
 
-def _all(values: Iterator[Any]) -> tuple[ToolCall, ...]:
-    """A call from each value, or none at all where one of them is no call or the text is broken."""
+def _leading(body: str, values: Iterator[tuple[Any, int]]) -> Parsed:
+    """The calls of values (each with where it ends) up to the first that is no call or is broken; a list of which one
+    is no call is none. What separates calls stays no text behind the last of them."""
+    calls: list[ToolCall] = []
+    end = 0
     try:
-        return tuple(_call(value) for value in values)
+        for value, stop in values:
+            calls += [_call(each) for each in (value if isinstance(value, list) else (value,))]
+            end = stop
     except (ValueError, RecursionError):
-        return ()
+        pass
+    return tuple(calls), len(body) if _gap(body, end) == len(body) else end
 
 
 def _call(value: Any) -> ToolCall:
@@ -147,27 +169,32 @@ def _call(value: Any) -> ToolCall:
     return ToolCall(identity if isinstance(identity, str) and identity else secrets.token_hex(5)[:9], name, text)
 
 
-def _json_values(text: str) -> Iterator[Any]:
+def _values(text: str) -> Iterator[tuple[Any, int]]:
     done = 0
     while (start := _gap(text, done)) < len(text):
-        value, done = _DECODER.raw_decode(text, start)
-        yield from value if isinstance(value, list) else (value,)
+        value, done = read_value(text, start)
+        yield value, done
 
 
-def _keyword_values(text: str) -> Iterator[Any]:
-    done = 0
+def _named_value(text: str, call: dict[str, Any], start: int) -> Iterator[tuple[Any, int]]:
+    value, end = read_value(text, start)
+    yield {**call, "arguments": value}, end
+
+
+def _keyword_values(text: str) -> Iterator[tuple[Any, int]]:
+    found = _match(_BRACKET, text, 0)
+    done, closing = found.end(), "]" if found[1] else ""
     while (start := _gap(text, done)) < len(text):
+        if closing and text[start] == closing:
+            yield [], start + 1
+            return
         name = _match(_FUNCTION, text, start)
         done, arguments = name.end(), {}
         while not (end := _match(_END, text, done))[1]:
             key = _match(_KEY, text, end.end())
-            word = _WORD.match(text, key.end())
-            if word:
-                arguments[key[1]], done = _WORDS[word[0]], word.end()
-            else:
-                arguments[key[1]], done = _DECODER.raw_decode(text, key.end())
+            arguments[key[1]], done = read_value(text, key.end())
         done = end.end()
-        yield {"name": name[1].removesuffix(".call"), "arguments": arguments}
+        yield {"name": name[1].removesuffix(".call"), "arguments": arguments}, done
 
 
 def _gap(text: str, start: int) -> int:
@@ -182,15 +209,12 @@ def _match(pattern: re.Pattern[str], text: str, start: int) -> re.Match[str]:
     return found
 
 
-_DECODER = json.JSONDecoder()
 _SEPARATORS = re.compile(r"[\s,;]*")
-_ESCAPE = re.compile(r"\\.", re.DOTALL)
-_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*(\w+)\s*)?(?:\[ARGS\])?\s*(?=\{)")
+_BRACKET = re.compile(r"\s*(\[?)")
 _FUNCTION = re.compile(r"([A-Za-z_][\w.]*)\(")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
 _END = re.compile(r"[\s,]*(\)?)")
-_WORD = re.compile(r"(?:True|False|None)\b")
-_WORDS = {"True": True, "False": False, "None": None}
 
 FORMATS = (
     CallFormat("<tool_call>", "<tool_call>", "</tool_call>", r"[\[{]", _json_calls),  # Hermes, Qwen, SmolLM3, Granite 4

@@ -5,6 +5,7 @@
     2    the user can mend it: a wrong option, a missing or damaged file, no space left
     130  stopped by Ctrl-C
     141  whoever read the output went away
+    143  stopped by SIGTERM
 
 Each command is a frozen dataclass: its fields are the options, `execute` does the work. Only the module of
 the command that was asked for is imported, since starting up is part of the time to the first token.
@@ -14,9 +15,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Annotated, Any, Protocol
 
 import typer
@@ -54,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     _tolerate_encodings()
     try:
-        code = _run(words)
+        with _ending_on_signals():
+            code = _run(words)
         with terminal.writing_stdout():
             sys.stdout.flush()
         return code
@@ -66,6 +72,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _settle(sys.stdout)
         return _report(error, debug=debug)
+
+
+@contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program as its own end would: what is half done is undone. Exit code 128 + number."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has it ignored
+                before[number] = signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _run(words: Sequence[str]) -> int:

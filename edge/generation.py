@@ -131,17 +131,25 @@ class TokenRun:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
         sampler = Sampler(request.options, request.vocab_size)
         self.progress = Progress(len(request.prompt), sampler.seed)
+        self._turn = turn
         self._events = _run(turn, request, sampler, self.progress)
 
     def __iter__(self) -> TokenRun:
         return self
 
     def __next__(self) -> TokenEvent:
-        return next(self._events)
+        try:
+            return next(self._events)
+        except BaseException:  # the end or an error; an interrupt may have kept the loop itself from leaving
+            self._turn.leave()
+            raise
 
     def close(self) -> None:
         """Give up the answer. Idempotent; iterating then ends."""
-        self._events.close()
+        try:
+            self._events.close()
+        finally:
+            self._turn.leave()
 
 
 def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> Generator[TokenEvent, None, None]:

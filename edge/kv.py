@@ -6,14 +6,16 @@ only: a query at p sees itself, the `window - 1` positions before it and the sin
 are stored, so a chunk never destroys a key that its own first queries need, and rows that are not committed change
 nothing.
 
-Sinks, once tokens are dropped, stand directly before the oldest kept one: with `shift` the distance that they have
-moved, sink i counts as position i + shift. `RingPlan.shift` says so and the session has the backend turn their keys;
-since the shift moves with every query, `Cache.room` then admits one token at a time.
+Sinks, once tokens are dropped, stand before the oldest kept one: with `shift` the distance that they have moved, sink
+i counts as position i + shift. For a query at p, shift is p + 1 - window - sinks, which would put them directly before
+the oldest, rounded down to a multiple of SINK_STEP and at least 0: a rule of the position alone. `RingPlan.shift` says
+so and the session has the backend turn their keys; `Cache.room` ends a chunk where the shift changes.
 """
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from edge.layers import KvSpec
 Policy = Literal["error", "sliding"]
 KvDtype = Literal["auto", "float32", "float16", "int8"]
 Positions = npt.NDArray[np.int64]
+SINK_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class RingLayout:
     window: int
     sinks: int
     bounded: bool
+
+    def lag(self, position: int) -> int:
+        """How far sinks directly before the oldest token that a query sees would have moved; none do below 0."""
+        return position + 1 - self.window - self.sinks
 
     def slots_of(self, positions: Positions) -> npt.NDArray[np.int32]:
         """The slot of each of some positions in ascending order."""
@@ -155,7 +162,7 @@ class Ring:
         held = self._held[: self._written]  # no more than there are
         held.flags.writeable = False
         causal = len(held) == length and last < layout.window
-        shift = max(0, last + 1 - layout.window - layout.sinks) if layout.sinks else 0
+        shift = max(0, layout.lag(last)) // SINK_STEP * SINK_STEP if layout.sinks else 0
         return RingPlan(length, count, held, layout, causal, shift)
 
     def commit(self, plan: RingPlan, count: int) -> None:
@@ -215,12 +222,20 @@ class Cache:
         count = min(count, self.layout.chunk)
         if self.policy == "error":
             return max(0, min(count, self.layout.context - self.length))
-        for ring in self.rings:
-            count = min(count, ring.layout.slots - ring.layout.sinks)
-            if ring.layout.sinks:
-                still = ring.layout.window + ring.layout.sinks - self.length  # tokens before the sinks first move
-                count = min(count, max(1, still))
-        return count
+        fits = min(ring.layout.slots - ring.layout.sinks for ring in self.rings)
+        return min(count, fits, self._until_sinks_move())
+
+    def _until_sinks_move(self) -> int:
+        """How many tokens from here on see the sinks at the same places."""
+        lags = [ring.layout.lag(self.length) for ring in self.rings if ring.layout.sinks]
+        return min((SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags), default=sys.maxsize)
+
+    def portion(self, left: int) -> int:
+        """How many of `left` tokens to plan next: even parts, as a last one of a few tokens costs like a whole one."""
+        room = self.room(left)
+        if room < self.layout.chunk or room == self._until_sinks_move():
+            return room
+        return -(-left // -(-left // room))
 
     def check(self, count: int) -> None:
         """Raise PromptTooLongError, with both numbers, unless `count` more tokens fit the context."""

@@ -23,7 +23,7 @@ class RuntimeOptions:
     device    "auto", or one that the backend offers here, such as "cpu"; a missing one is an error, never a fallback
     context   tokens that the KV ring holds; None: what the model was trained for, at most 4096
     policy    "error" refuses what does not fit; "sliding" lets the oldest tokens go, and reports it
-    sinks     first tokens that `sliding` never lets go; 0 lets the system prompt go as well
+    sinks     first tokens that `sliding` never lets go; None: four. Models lean on their first tokens: with 0 they fail
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward
     exact     the verification graph where the backend has one: slow, float activations
@@ -34,7 +34,7 @@ class RuntimeOptions:
     device: str = "auto"
     context: int | None = None
     policy: Policy = "error"
-    sinks: int = 0
+    sinks: int | None = None
     threads: int | None = None
     chunk: int = 256
     sequences: int = 1
@@ -58,7 +58,7 @@ class RuntimeOptions:
         )
         for name, low, high in ranges:
             value = getattr(self, name)
-            if value is None and name in ("context", "threads"):
+            if value is None and name in ("context", "sinks", "threads"):
                 continue
             _check_whole(name, value)
             if not low <= value <= high:

@@ -30,6 +30,7 @@ from edge.tokenizer import Tokenizer
 from edge.turns import Turn, Turns
 
 DEFAULT_CONTEXT = 4096
+DEFAULT_SINKS = 4
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -49,9 +50,10 @@ class Pipeline:
             raise OptionError(
                 f"a context of {context} was asked for and the model was trained for {bundle.spec.context}"
             )
-        layout = plan_layout(
-            bundle.spec, context, chunk=options.chunk, sinks=options.sinks, sequences=options.sequences
-        )
+        sinks = options.sinks
+        if sinks is None:
+            sinks = 0 if options.policy == "error" else min(DEFAULT_SINKS, context - 1)
+        layout = plan_layout(bundle.spec, context, chunk=options.chunk, sinks=sinks, sequences=options.sequences)
         _check_memory(bundle)
         self.bundle = bundle
         self.options = options
@@ -151,9 +153,12 @@ class Pipeline:
         """Forget the conversation: the next prompt is prefilled whole. Waits like an answer."""
         turn = Turn(self._turns)
         try:
-            turn.take()
-            turn.session.reset()
-        finally:
+            try:
+                turn.take()
+                turn.session.reset()
+            finally:
+                turn.leave()
+        finally:  # an interrupt may have come in place of the line above
             turn.leave()
 
     def close(self) -> None:

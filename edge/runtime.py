@@ -21,7 +21,7 @@ from edge.errors import DeviceError, NumericsError, OptionError, UnsupportedErro
 from edge.kv import KvLayout, RingPlan
 from edge.options import RuntimeOptions
 
-Want = Literal["last", "all", "hidden", "attention_mass"]
+Want = Literal["none", "last", "all", "hidden", "attention_mass"]
 _WANTS = get_args(Want)
 
 
@@ -45,6 +45,7 @@ class Runtime(Protocol):
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[npt.NDArray[np.float32]]:
         """Run the new tokens of each segment; an array a segment, by `want`:
 
+        none             no logits, [0, vocab]: of a prompt that goes on; no head is run where the backend can do so
         last             logits of the last token, [vocab]
         all              logits of every token, [n, vocab]
         hidden           the final norm's output, [n, hidden]

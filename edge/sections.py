@@ -48,17 +48,17 @@ class Splitter:
         """The rest, when no more text comes, or where the stop string ended it. Reasoning that was never closed stays
         reasoning; of a tag across which the stop string lies nothing stays."""
         if stop is not None:
-            self._held += self._cut_off(stop)
+            self._held = self._held[: len(self._held) - self._cut_off(stop)]
         return list(self._cut(last=True))
 
-    def _cut_off(self, stop: str) -> str:
-        """The rest of a tag that the held text ends in and that the stop string cut off."""
+    def _cut_off(self, stop: str) -> int:
+        """How much of the end of the held text begins a tag that the stop string cut off."""
         for tag in self._awaited():
             size = overlap(self._held, tag)
             rest = tag[size:]
-            if size and (rest.startswith(stop) or stop.startswith(rest)):
-                return rest
-        return ""
+            if rest.startswith(stop) or stop.startswith(rest):
+                return size
+        return 0
 
     def _awaited(self) -> list[str]:
         """The tags that may come now."""
@@ -138,10 +138,10 @@ class Splitter:
         read = reader.read(opening + rest if style.untagged else rest, last=last)
         if read is None:
             return
-        calls, end = read
+        calls, behind = read
         self._call = None
         if calls:
-            self._held = "" if style.untagged else rest[end:]
+            self._held = behind
             self._bare = self._begun = True
             yield from (Delta("", call=call) for call in calls)
         else:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
 from edge.catalog import NAME, load_catalog
 from edge.errors import NotFoundError, OptionError, StorageError
+from edge.files import make_writable, remove_tree
 from edge.paths import data_folder, expanded
 
 SUFFIX = ".dsedge"
@@ -100,10 +100,12 @@ def remove(name: str) -> None:
         raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}")
     try:
         hidden = tempfile.mkdtemp(prefix=".removed-", dir=path.parent)
+        if not path.is_symlink():
+            make_writable(path)  # a protected folder can be neither moved nor removed
         try:
             os.replace(path, Path(hidden) / path.name)
         finally:
-            shutil.rmtree(hidden)
+            remove_tree(Path(hidden))
     except OSError as error:
         raise StorageError(f"{path}: cannot be removed: {error.strerror}") from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import sys
 import tempfile
 from contextlib import AbstractContextManager
@@ -13,12 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from edge.bundle import MANIFEST
+from edge.bundle_files import foreign
 from edge.errors import OptionError, StorageError
+from edge.files import make_writable, remove_tree
 from edge.locking import holding, try_lock
 from exporters.payload_writer import storage_error
 
-_LOCK = ".lock"
-_ASIDE = ".old"
+_LOCK = "lock"
+_NEW = "bundle"
+_ASIDE = "old"
 _BLOCK = 4096  # the least that a file system can have lacked
 _AT_FDCWD = -100  # linux/fcntl.h
 _RENAME_EXCHANGE = 2  # linux/fs.h
@@ -28,10 +31,10 @@ _RENAME_SWAP = 2  # macOS sys/stdio.h
 class BundleFolder:
     """Context manager: fill `path`, then `commit`. Without a commit nothing stays, and an older bundle is untouched.
 
-    What a killed export left behind is removed by the next one to the same place; a running one holds a lock on a file
-    in its folder. Where a folder lacks that lock (before it is taken, and while the folder goes to its place), a second
-    lock, `.NAME.lock` beside the target, keeps other exports out. Its file is there only meanwhile, or until the next
-    export if one was killed.
+    The bundle grows in a hidden work folder beside the target, which also holds a lock. What a killed export left
+    behind is removed by the next one to the same place; the work folder of a running one is locked. Before that lock is
+    taken, and while the bundle goes to its place, a second lock, `.NAME.lock` beside the target, keeps other exports
+    out. Its file is there only meanwhile, or until the next export if one was killed.
     """
 
     def __init__(self, target: Path) -> None:
@@ -39,10 +42,7 @@ class BundleFolder:
         self.target = Path(os.path.abspath(target))
         if self.target.suffix != ".dsedge":
             raise OptionError(f"{target}: a bundle's name ends in .dsedge")
-        if self.target.is_symlink():
-            raise OptionError(f"{target}: is a link; give the place that it points to, or remove it")
-        if self.target.exists() and not (self.target / "manifest.json").is_file() and not _empty(self.target):
-            raise OptionError(f"{target}: exists and is no bundle; choose another place or remove it")
+        self._check_target()
 
     def __enter__(self) -> BundleFolder:
         parent = self.target.parent
@@ -52,34 +52,35 @@ class BundleFolder:
         try:
             with self._alone():
                 for leftover in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-                    if leftover.name.endswith(_ASIDE) and not self.target.exists():
-                        os.rename(leftover, self.target)  # killed between the renames of `_exchange`
-                    else:
-                        _remove_abandoned(leftover)
-                self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-                self._lock: IO[bytes] = open(self.path / _LOCK, "wb")
+                    _remove_abandoned(leftover, self.target)
+                self._work = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+                self._lock: IO[bytes] = open(self._work / _LOCK, "wb")
                 try_lock(self._lock)
+            self.path = self._work / _NEW
+            self.path.mkdir()
         except OSError as error:
             raise storage_error(error, parent, _BLOCK) from error
         return self
 
     def commit(self) -> Path:
-        """Sync everything and put it in the target's place; returns the target."""
+        """Sync everything and put it in the target's place; returns the target.
+
+        Raises OptionError if the target has meanwhile become something that is not replaced, and StorageError.
+        """
         needed = _size(self.path)
         try:
-            os.chmod(self.path, 0o755)  # mkdtemp makes it private
             for folder, _, files in os.walk(self.path):
                 for name in files:
                     _sync(Path(folder) / name)
                 _sync(Path(folder))
             with self._alone():
-                self._lock.close()
-                (self.path / _LOCK).unlink()
+                self._check_target()
                 if self.target.exists():
+                    make_writable(self.target)  # a protected folder can be neither moved nor removed
                     _exchange(self.path, self.target)
-                    shutil.rmtree(self.path)
                 else:
                     os.rename(self.path, self.target)
+                self._remove_work()
             _sync(self.target.parent)
         except OSError as error:
             raise storage_error(error, self.target, needed) from error
@@ -90,14 +91,29 @@ class BundleFolder:
     ) -> None:
         """Raises StorageError in place of an OSError, which the file system gave while the folder was filled."""
         needed = _size(self.path)
-        self._lock.close()
-        shutil.rmtree(self.path, ignore_errors=True)  # what cannot be removed, the next export removes
+        self._remove_work()
         if isinstance(error, OSError):
             raise storage_error(error, self.target, needed) from error
 
+    def _check_target(self) -> None:
+        """Raise OptionError unless the target is free, an empty folder, or a whole bundle and nothing else."""
+        if self.target.is_symlink():
+            raise OptionError(f"{self.target}: is a link; give the place that it points to, or remove it")
+        if not self.target.exists() or _empty(self.target):
+            return
+        reason = foreign(self.target, MANIFEST)
+        if reason:
+            raise OptionError(f"{self.target}: {reason}; it stays: choose another place, or remove it yourself")
+
+    def _remove_work(self) -> None:
+        self._lock.close()
+        with contextlib.suppress(OSError):  # what cannot be removed, the next export removes
+            if self._work.exists():
+                remove_tree(self._work)
+
     def _alone(self) -> AbstractContextManager[None]:
         """No other export to the same place looks for leftovers or publishes meanwhile."""
-        return holding(self.target.with_name(f".{self.target.name}{_LOCK}"))
+        return holding(self.target.with_name(f".{self.target.name}.lock"))
 
 
 def _size(folder: Path) -> int:
@@ -108,15 +124,20 @@ def _empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _remove_abandoned(folder: Path) -> None:
-    """Remove a partial folder unless the export that writes it still runs."""
-    lock = folder / _LOCK
+def _remove_abandoned(work: Path, target: Path) -> None:
+    """Remove a work folder unless the export that writes it still runs; what cannot be removed stays.
+
+    If that export was killed between the renames of `_exchange`, the older bundle goes back to its place first.
+    """
+    lock = work / _LOCK
     if lock.is_file():
         with open(lock, "wb") as file:
             if not try_lock(file):
                 return
-    with contextlib.suppress(FileNotFoundError):  # the export that made it has just failed and removes it itself
-        shutil.rmtree(folder)
+    if (work / _ASIDE).is_dir() and not target.exists():
+        os.rename(work / _ASIDE, target)
+    with contextlib.suppress(OSError):  # another user's, or one that has just failed and removes it itself
+        remove_tree(work)
 
 
 def _sync(path: Path) -> None:
@@ -140,11 +161,10 @@ def _exchange(new: Path, old: Path) -> None:
             failed = libc.renamex_np(a, b, _RENAME_SWAP)
         if not failed:
             return
-    aside = new.with_name(f"{new.name}{_ASIDE}")
+    aside = new.with_name(_ASIDE)
     os.rename(old, aside)
     try:
         os.rename(new, old)
     except OSError:
         os.rename(aside, old)
         raise
-    os.rename(aside, new)

@@ -60,7 +60,7 @@ class OnnxRuntime:
         self._bind_constant()
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
-        check_want(want, ("last", "all", "hidden"), self.name)
+        check_want(want, ("none", "last", "all", "hidden"), self.name)
         with compiled, self._lock:
             self._check_open()
             return [self._forward(segment, want) for segment in segments]
@@ -69,12 +69,12 @@ class OnnxRuntime:
         count = len(segment.tokens)
         if count > self.layout.chunk:
             raise OptionError(f"{count} tokens in one forward; this runtime was opened for {self.layout.chunk}")
-        wanted = count if want == "all" else 1
+        wanted = {"last": 1, "all": count}.get(want, 0)
         self._tokens[0, :count] = segment.tokens
         self._rows[:wanted] = np.arange(count - wanted, count)
         for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
-            found = rope.angles(kind, segment.plans[0].positions, context=self.layout.context)
-            angles[0, :count], angles[1, :count] = found
+            cos, sin = rope.angles(kind, segment.plans[0].positions, context=self.layout.context)
+            angles[0, :count], angles[1, :count] = cos, sin
         self._bind_pool(segment.sequence)
         self._bind_step(segment, wanted)
         try:
@@ -83,11 +83,10 @@ class OnnxRuntime:
             if not _is_of_memory(error):
                 raise
             raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
-        logits = self._logits[:wanted]
-        check_finite(logits, self.name)
-        if want == "hidden":
-            return self._hidden[:count].copy()
-        return logits.copy() if want == "all" else logits[0].copy()
+        found = self._hidden[:count] if want == "hidden" else self._logits[:wanted]
+        if len(found):
+            check_finite(found, self.name)
+        return found[0].copy() if want == "last" else found.copy()
 
     def _bind_constant(self) -> None:
         """Bind what stays at one address and shape for good."""

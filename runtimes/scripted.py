@@ -63,40 +63,33 @@ class ScriptedRuntime:
         self._fail_at: int | None = script["fail_at"]
         self._turn = 0
         self._next: dict[int, tuple[list[int], int]] = {}  # sequence → its answer and the index of the last id given
-        self._chunk: dict[int, int] = {}  # sequence → the position after what may be a part of a prompt
         self._slots = [np.full((layout.sequences, ring.slots), -1, np.int64) for ring in layout.rings]
         self._closed = False
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[npt.NDArray[np.float32]]:
         self._check_open()
-        check_want(want, ("last", "all"), self.name)
+        check_want(want, ("none", "last", "all"), self.name)
         time.sleep(self._delay)
         self.forwards += 1
         results = []
         for segment in segments:
-            logits = np.zeros((len(segment.tokens), self.spec.vocab_size), np.float32)
-            logits[-1, self._answer(segment)] = 10.0
+            logits = np.zeros((0 if want == "none" else len(segment.tokens), self.spec.vocab_size), np.float32)
+            if want != "none":
+                logits[-1, self._answer(segment)] = 10.0
             if self._fail_at is not None and self.forwards > self._fail_at:
                 logits[:] = np.nan
-            check_finite(logits, self.name)
+            if len(logits):
+                check_finite(logits, self.name)
             self._look(segment)
             results.append(logits[-1] if want == "last" else logits)
         return results
 
     def _answer(self, segment: Segment) -> int:
-        """The script's next id: the following one if this feeds the last one back, else the first of an answer.
-
-        What follows more than half a chunk, and none of the answer, is the rest of the same prompt: a session splits a
-        prompt evenly, so no part but the last is smaller.
-        """
+        """The script's next id: the following one if this feeds the last one back, else the first of an answer."""
         answer, index = self._next.get(segment.sequence, ([], -1))
-        going_on = len(segment.tokens) == 1 and 0 <= index < len(answer) and answer[index] == segment.tokens[0]
-        start, count = int(segment.plans[0].positions[0]), len(segment.tokens)
-        same_prompt = index == 0 and self._chunk.get(segment.sequence) == start
-        self._chunk[segment.sequence] = start + count if count > self.layout.chunk // 2 else -1
-        if going_on:
+        if len(segment.tokens) == 1 and 0 <= index < len(answer) and answer[index] == segment.tokens[0]:
             index += 1
-        elif not same_prompt:
+        else:
             answer, index = [*self._answers[self._turn % len(self._answers)], END], 0
             self._turn += 1
         self._next[segment.sequence] = (answer, index)

@@ -11,12 +11,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from edge.commands import terminal
+from edge.commands.patience import Sign
+from edge.commands.wrapping import Wrapper, columns
 from edge.memory import peak_memory
 from edge.options import GenerateOptions
 
 if TYPE_CHECKING:
     from edge.generation import Result
     from edge.pipeline import Pipeline, Tools
+    from edge.sections import Delta
 
 INTERRUPTED = 130
 Request = str | Sequence[Mapping[str, Any]]
@@ -34,46 +37,78 @@ def stream(
     """Generate an answer, printed as it grows if `show`. Ctrl-C ends it early: finish_reason is then "cancel".
 
     Reasoning goes to stderr, dimmed on a terminal; so does a line for each call of a tool. On a terminal, control
-    characters that the model writes are spelled out; a pipe gets the answer as it is.
+    characters that the model writes are spelled out and words stay whole; a pipe gets the answer as it is. Ctrl-C while
+    the prompt is still being made raises KeyboardInterrupt.
     """
-    clean = terminal.visible if sys.stdout.isatty() else str
-    last = ""
-    thinking = False
+    cancel = threading.Event()
+    page = _Page()
     with (
-        _cancelled_by_interrupt() as cancel,
         closing(pipeline.stream(request, options, raw=raw, tools=tools, cancel=cancel)) as answer,
+        _interrupt_sets(cancel),
+        Sign("reading the prompt" if show else "answering") as sign,
     ):
         for delta in answer.deltas():
-            if not show:
-                continue
-            if delta.reasoning:
-                terminal.think(delta.text)
-            elif thinking:
-                terminal.note("\n")
-            if delta.call:
-                if last and not last.endswith("\n"):
-                    terminal.say(flush=True)
-                last = ""
-                terminal.note(f"tool call: {delta.call.name} {delta.call.arguments}")
-            elif not delta.reasoning:
-                terminal.say(clean(delta.text), end="", flush=True)
-                last = delta.text
-            thinking = delta.reasoning
+            if show:
+                sign.stop()
+                page.show(delta)
     result = answer.result
     assert result is not None  # the stream has ended
-    if thinking:
-        terminal.note("")
-    if show and not last.endswith("\n") and (last or not result.tool_calls):  # calls alone leave stdout empty
-        terminal.say(flush=True)
+    if show:
+        page.end(bare=bool(result.tool_calls))
     return result
 
 
-def report(result: Result, options: GenerateOptions, *, stats: bool) -> None:
-    """Say on stderr what the reader must know about an answer (dropped, cut), and its figures if asked for."""
+class _Page:
+    """Where the pieces of an answer go, and what stands there so far."""
+
+    def __init__(self) -> None:
+        self._clean = terminal.visible if sys.stdout.isatty() else str
+        self._answer = Wrapper(lambda: columns(sys.stdout))
+        self._reasoning = Wrapper(lambda: columns(sys.stderr))
+        self._last = ""  # of the answer, since the latest call
+        self._thinking = False
+
+    def show(self, delta: Delta) -> None:
+        if delta.reasoning:
+            terminal.think(self._reasoning.push(terminal.visible(delta.text)))
+        elif self._thinking:
+            self._end_reasoning("\n")
+        if delta.call:
+            self._end_line()
+            terminal.note(f"tool call: {delta.call.name} {delta.call.arguments}")
+        elif not delta.reasoning:
+            terminal.say(self._answer.push(self._clean(delta.text)), end="", flush=True)
+            self._last = delta.text
+        self._thinking = delta.reasoning
+
+    def end(self, *, bare: bool) -> None:
+        """End the last line. `bare`: an answer that is empty has no line at all."""
+        if self._thinking:
+            self._end_reasoning("")
+        if not self._last and not bare:
+            terminal.say(flush=True)
+        self._end_line()
+
+    def _end_reasoning(self, after: str) -> None:
+        terminal.think(self._reasoning.finish())
+        terminal.note(after)
+
+    def _end_line(self) -> None:
+        if self._last:
+            terminal.say(self._answer.finish(), end="" if self._last.endswith("\n") else "\n", flush=True)
+        self._last = ""
+        self._answer = Wrapper(lambda: columns(sys.stdout))
+
+
+def report(result: Result, options: GenerateOptions, *, stats: bool, when_full: str) -> None:
+    """Say on stderr what the reader must know about an answer (dropped, cut), and its figures if asked for.
+
+    `when_full` says what can be done about a context that an answer has filled.
+    """
     if result.dropped_tokens:
         terminal.note(f"the context is full: the oldest {result.dropped_tokens} tokens have been dropped so far")
     if result.finish_reason == "length" and result.completion_tokens != options.max_tokens:
-        terminal.note("the answer was cut: the context is full; see --context and --policy")
+        terminal.note(f"the answer was cut: the context is full; {when_full}")
     if result.finish_reason == "loop":
         terminal.note("the answer was ended: it repeated itself; --temperature or --repetition-penalty may help")
     if stats:
@@ -97,12 +132,11 @@ def describe(result: Result) -> str:
 
 
 @contextmanager
-def _cancelled_by_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; a second one raises KeyboardInterrupt, should the first not be heard.
+def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C sets the event; a second one raises KeyboardInterrupt, should the first not be heard.
 
     An exception at a random place could leave the KV bookkeeping and the backend in disagreement.
     """
-    cancel = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if cancel.is_set():
@@ -111,6 +145,6 @@ def _cancelled_by_interrupt() -> Iterator[threading.Event]:
 
     before = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield cancel
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -15,7 +15,7 @@ from edge.bundle import Bundle
 from edge.commands import terminal
 from edge.commands.inspect import describe
 from edge.commands.quality import note_quality, print_quality
-from edge.commands.release import CATALOG, parse_variants, release
+from edge.commands.release import CATALOG, check_free, parse_variants, release
 from edge.errors import OptionError
 
 
@@ -51,6 +51,9 @@ class Export:
     license: Annotated[
         str | None, typer.Option(metavar="TEXT", help="License to state in the release's catalogue.")
     ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a bundle that is there; nothing but a whole bundle is replaced.")
+    ] = False
     json: Annotated[bool, typer.Option("--json", help="The summary as one line of JSON.")] = False
 
     def execute(self) -> int:
@@ -61,6 +64,7 @@ class Export:
         if self.license is not None:
             raise OptionError("--license is for the catalogue that --variants writes; leave it out")
         target = self._target()
+        check_free(target, force=self.force)
         targets = parse_targets(self.targets)
         with terminal.progress() as progress:
             bundle = edge.export(
@@ -81,11 +85,12 @@ class Export:
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
         name = self.name or self.out.absolute().name
+        named = parse_variants(variants)
+        for recipe in named:
+            check_free(self.out / f"{name}-{recipe}{store.SUFFIX}", force=self.force)
+        terms = _checked(self.license)
         with terminal.progress() as progress:
-            bundles = release(
-                parse_variants(variants), self.out, name=name, terms=_checked(self.license),
-                targets=targets, progress=progress,
-            )  # fmt: skip
+            bundles = release(named, self.out, name=name, terms=terms, targets=targets, progress=progress)
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
             terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})

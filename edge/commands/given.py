@@ -45,7 +45,7 @@ def _read_stdin(*, raw: bool) -> str:
             data = sys.stdin.buffer.read()
         text = texts.decode_stdin(data, sys.stdin.encoding)
     except OSError as error:
-        raise StorageError(f"stdin cannot be read: {error.strerror}") from error
+        raise StorageError(f"stdin cannot be read: {error.strerror or error}") from error
     except UnicodeError as error:
         own = codecs.lookup(sys.stdin.encoding).name
         others = "" if own == "utf-8" else f" and no {own}"

@@ -34,6 +34,12 @@ def parse_variants(texts: Sequence[str]) -> dict[str, str]:
     return variants
 
 
+def check_free(target: Path, *, force: bool) -> None:
+    """Raise OptionError for a bundle that is there already, unless it is to be replaced."""
+    if not force and target.is_dir() and any(target.iterdir()):
+        raise OptionError(f"{target}: is there already; --force replaces a bundle")
+
+
 def release(
     variants: Mapping[str, str],
     folder: Path,
@@ -45,8 +51,8 @@ def release(
 ) -> dict[str, Bundle]:
     """Export every variant to `folder/NAME-RECIPE.dsedge`, then write `folder/catalog.toml`; the bundles by model name.
 
-    Recipes and sources are looked at first, before hours of exporting. A variant that fails then leaves the others, and
-    an earlier catalogue, as they are. Raises what `edge.export` raises.
+    Recipes, sources and targets are looked at first, before hours of exporting. A variant that fails then leaves the
+    others, and an earlier catalogue, as they are. Raises what `edge.export` raises.
     """
     # Not at the top: recipes belong to the workstation side, which most commands do without.
     from exporters.quant import recipe as recipes
@@ -76,7 +82,7 @@ def release(
         entries.append(_entry(model, f"{name} ({recipe})", recipe, bundle, terms or UNKNOWN_LICENSE))
     path = folder / CATALOG
     try:
-        write_whole(path, "\n".join(entries), mode=0o644)
+        write_whole(path, "\n".join(entries), mode=0o666)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return bundles

@@ -12,9 +12,9 @@ import typer
 import edge
 from edge import store, texts
 from edge.catalog import load_catalog, shipped
-from edge.commands import answer, given, terminal
+from edge.commands import answer, fitting, given, terminal
 from edge.commands.complete import KvDtypeOption, all_names
-from edge.errors import OptionError
+from edge.errors import OptionError, PromptTooLongError
 from edge.kv import KvDtype, Policy
 from edge.options import GenerateOptions, RuntimeOptions
 
@@ -93,13 +93,16 @@ class Run:
     )
     context: Annotated[int | None, typer.Option(metavar="N", help="Tokens that the KV cache holds.")] = None
     policy: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="error|sliding",
-            help="When the context is full: refuse, or drop the oldest tokens, the system prompt first (see --sinks).",
+            help="When the context is full: refuse, or drop the oldest tokens but the first (see --sinks). "
+            "[default: error; a chat drops its oldest turns]",
         ),
-    ] = "error"
-    sinks: Annotated[int, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever.")] = 0
+    ] = None
+    sinks: Annotated[
+        int | None, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever. [default: 4]")
+    ] = None
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
     runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
     device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
@@ -126,31 +129,40 @@ class Run:
                 terminal.note("no token is known that ends this model's turn: its answers go on until their limit")
             if prompt is not None:
                 return self._answer(pipeline, prompt, generate, tools)
-            from edge.commands.chat import Chat
-
-            return Chat(pipeline, generate, system=self._system(), tools=tools, stats=self.stats).loop()
+            return self._chat(pipeline, generate, tools)
 
     def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions, tools: Tools | None) -> int:
         system = self._system()
         messages = [] if system is None else [{"role": "system", "content": system}]
         request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
-        result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, show=not self.json)
+        try:
+            result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, show=not self.json)
+        except PromptTooLongError as error:
+            raise fitting.too_long(error, pipeline) from error
         if self.json:
             terminal.print_json({"model": self.model, "runtime": pipeline.runtime.name, **asdict(result)})
-        answer.report(result, options, stats=self.stats)
+        answer.report(result, options, stats=self.stats, when_full=fitting.larger(pipeline))
         return answer.INTERRUPTED if result.finish_reason == "cancel" else 0
+
+    def _chat(self, pipeline: Pipeline, options: GenerateOptions, tools: Tools | None) -> int:
+        from edge.commands.chat import Chat, open_entry
+
+        drops = self.policy != "error"
+        chat = Chat(pipeline, options, entry=open_entry(), system=self._system(), tools=tools, drops=drops)
+        chat.stats = self.stats
+        return chat.loop()
 
     def _system(self) -> str | None:
         return None if self.system is None else texts.decode_word(self.system)
 
     def _runtime_options(self) -> RuntimeOptions:
-        if self.policy not in ("error", "sliding"):
+        if self.policy not in (None, "error", "sliding"):
             raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
         return RuntimeOptions(
             runtime=self.runtime,
             device=self.device,
             context=self.context,
-            policy=cast(Policy, self.policy),
+            policy=cast(Policy, self.policy or "error"),
             sinks=self.sinks,
             threads=self.threads,
             kv_dtype=cast(KvDtype, self.kv_dtype),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from edge.commands.wrapping import columns, fill
 from edge.errors import StorageError
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
         print(text, end=end, flush=flush)
 
 
-def note(message: str) -> None:
-    """A line for the person, on stderr."""
-    print(visible(message), file=sys.stderr, flush=True)
+def note(message: str, *, indent: int = 0) -> None:
+    """A line for the person, on stderr. A terminal gets several where it is too long, all but the first indented."""
+    print(fill(visible(message), columns(sys.stderr), indent=indent), file=sys.stderr, flush=True)
 
 
 def think(text: str) -> None:
     """A piece of a model's reasoning, on stderr: dimmed on a terminal, unless NO_COLOR asks for plain text."""
-    dimmed = is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
+    dimmed = text and is_terminal(sys.stderr) and not os.environ.get("NO_COLOR")
     print(f"\x1b[2m{visible(text)}\x1b[22m" if dimmed else visible(text), end="", file=sys.stderr, flush=True)
 
 

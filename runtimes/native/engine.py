@@ -54,7 +54,7 @@ class NativeRuntime:
         load(self._engine, self._program, weights, threads)
 
     def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
-        check_want(want, ("last", "all", "hidden"), self.name)
+        check_want(want, ("none", "last", "all", "hidden"), self.name)
         for segment in segments:
             if len(segment.tokens) > self.layout.chunk:
                 raise OptionError(
@@ -71,10 +71,13 @@ class NativeRuntime:
         tokens = _tokens(given, self.spec.vocab_size)
         rows = np.array(table, np.int64)
         ends = rows[:, 1].cumsum()
-        wanted = ends - 1 if want == "last" else np.arange(len(tokens))  # hidden states, too, are of wanted rows alone
+        # Hidden states, too, are of wanted rows alone.
+        wanted = ends - 1 if want in ("none", "last") else np.arange(len(tokens))
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
         engine.forward(tokens, rows, held, self._angles_of(segments), wanted, logits)
         check_finite(logits, self.name)
+        if want == "none":
+            return [logits[:0]] * len(segments)
         if want == "last":
             return list(logits)
         if want == "hidden":

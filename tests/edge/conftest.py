@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,12 @@ CORPUS = [
     "It's 1234567 items\n\n  x the 'word' isn't here != there . c",
     "hello there general kenobi, one two three\nUser: O P Q ",
 ]
+
+
+@pytest.fixture(autouse=True)
+def empty_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `< /dev/null`: `dsedge run` reads what is piped in, also beside a prompt."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")

@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_read(bundle: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("version", ["1", "1.", "1.-1", 1.0, True, None, [1]])
 def test_another_format_version(version: Any, bundle: Path, edit: Edit) -> None:
     edit(lambda data: data.update(format=version))
-    both(bundle, r"manifest\.json: manifest format .*; this version reads 1\.1: export the model again")
+    both(bundle, r"manifest\.json: manifest format .*; this version reads 2\.0: export or pull the model again")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"[" * 100_000, b"\xff\xfe", b'"text"'])

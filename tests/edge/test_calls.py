@@ -78,11 +78,42 @@ WELL: list[tuple[tuple[CallFormat, ...], str, str, Calls]] = [
     (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris"}}', "", OPEN),
     (LLAMA, '<|python_tag|>weather.call(city="Paris")', "", OPEN),
 ]  # fmt: skip
+PYTHON = (
+    "{'name': 'f', 'arguments': {'a': True, 'b': [None, (1, -2.5)], 'c': {'d': 'it\\'s \"x\" \\u00e9\\n'}, \"e\": 'é'}}"
+)
+PYTHON_CALL = [("f", {"a": True, "b": [None, [1, -2.5]], "c": {"d": 'it\'s "x" é\n'}, "e": "é"})]
+LITERALS: list[tuple[tuple[CallFormat, ...], str, str, Calls]] = [
+    (HERMES, f"<tool_call>\n{PYTHON}\n</tool_call>", "", PYTHON_CALL),
+    (HERMES, f"<tool_call>{PYTHON}", "", PYTHON_CALL),
+    (HERMES, f"<tool_call>[{PYTHON}, {PYTHON},]</tool_call>", "", PYTHON_CALL * 2),
+    (HERMES, "<tool_call>{'name': 'say', 'arguments': {'x': '</tool_call> \"', 'y': \"'\"}}</tool_call>!", "!",
+     [("say", {"x": '</tool_call> "', "y": "'"})]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": True, "b": None, "c": [False]}}</tool_call>', "",
+     [("f", {"a": True, "b": None, "c": [False]})]),
+    (GRANITE, f"<|tool_call|>[{PYTHON}]", "", PYTHON_CALL),
+    (MISTRAL, "[TOOL_CALLS]f[ARGS]{'a': None}", "", [("f", {"a": None})]),
+    (OLMO, "<function_calls>f(a={'x': [True, None]}, b='it\\'s', c=\"d\", d=(1,))</function_calls>", "",
+     [("f", {"a": {"x": [True, None]}, "b": "it's", "c": "d", "d": [1]})]),
+    (LLAMA, '{"name": "f", "parameters": {"a": None, "b": \'x\'}}', "", [("f", {"a": None, "b": "x"})]),
+]  # fmt: skip
+PROSE: list[tuple[tuple[CallFormat, ...], str, str, Calls]] = [
+    (HERMES, f"<tool_call>{PARIS}\nI hope this helps.", "I hope this helps.", OPEN),
+    (HERMES, f"<tool_call>{PARIS} That's it.</tool_call> Bye.", "That's it. Bye.", OPEN),
+    (HERMES, f"<tool_call>{PARIS}, {{oops</tool_call>", ", {oops", OPEN),
+    (GRANITE, f"<|tool_call|>[{PARIS}, {ROME}]\nIt's done.", "It's done.", BOTH),
+    (MISTRAL, f"[TOOL_CALLS] [{PARIS}] and then", "and then", OPEN),
+    (MISTRAL, f"[TOOL_CALLS]weather[ARGS]{{\"city\": \"Paris\"}} so [TOOL_CALLS] [{ROME}]", "so", BOTH),
+    (OLMO, '<function_calls>[weather(city="Paris")] ok</function_calls>', "ok", OPEN),
+    (OLMO, '<function_calls>weather(city="Paris") f(x=y)</function_calls>', "f(x=y)", OPEN),
+    (LLAMA, '{"name": "weather", "parameters": {"city": "Paris"}}\n\nThis calls it.', "This calls it.", OPEN),
+    (LLAMA, f"<|python_tag|>{PARIS}; then wait", "; then wait", OPEN),
+    (LLAMA, '<|python_tag|>weather.call(city="Paris") # look', "# look", OPEN),
+]  # fmt: skip
 TEXT = [
     (HERMES, "plain text \n"),
     (HERMES, " a < b and <tool_cal"),
     (HERMES, "write <tool_call> and </tool_call> around it"),
-    (HERMES, "<tool_call>\n{'name': 'weather', 'arguments': {}}\n</tool_call>"),
+    (HERMES, "<tool_call>\n{'name': 'weather', 'arguments': {'x': it}}\n</tool_call>"),
     (HERMES, '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>'),
     (HERMES, '<tool_call>{"name": "weather", "arguments": ["Paris"]}</tool_call>'),
     (HERMES, '<tool_call>{"name": "weather"}</tool_call>'),
@@ -104,12 +135,18 @@ TEXT = [
     (LLAMA, '{"type": "city", "name": "Paris"}'),
     (LLAMA, 'So: {"name": "weather", "parameters": {"city": "Paris"}}'),
     (LLAMA, "<|python_tag|>print(1 + 1)"),
+    (HERMES, "<tool_call>{'name': 'f', 'arguments': {1: 2}}</tool_call>"),
+    (HERMES, "<tool_call>{'name': 'f', 'arguments': {'a' 'b'}}</tool_call>"),
+    (HERMES, "<tool_call>{'name': 'f', 'arguments': {'a': '\\ud83d'}}</tool_call>"),
+    (HERMES, "<tool_call>{'name': 'f', 'arguments': {'a': [1 2]}}</tool_call>"),
+    (HERMES, f"<tool_call>{'[' * 20_000}'"),
+    (HERMES, f"<tool_call>{{'a': {'(' * 20_000}"),
 ]  # fmt: skip
-ALL = [*WELL, *((formats, text, text, []) for formats, text in TEXT)]
+ALL = [*WELL, *LITERALS, *PROSE, *((formats, text, text, []) for formats, text in TEXT)]
 
 
 @pytest.mark.parametrize(("formats", "text", "answer", "calls"), ALL, ids=[case[1][:60] for case in ALL])
-def test_calls_are_told_from_text(formats: tuple[CallFormat, ...], text: str, answer: str, calls: Calls) -> None:
+def test_n6_calls_are_told_from_text(formats: tuple[CallFormat, ...], text: str, answer: str, calls: Calls) -> None:
     assert split([text], formats) == ("", answer, calls)
     assert split([text[i : i + 3] for i in range(0, len(text), 3)], formats) == ("", answer, calls)
     if len(text) < 1000:
@@ -129,7 +166,21 @@ def test_a_malformed_call_hides_no_good_one_behind_it() -> None:
 @given(
     st.lists(
         st.sampled_from(
-            ["<think>", "</think>", "<tool_call>", "</tool_call>", PARIS, "{", '"', " ", "\n", "a", "<to", "<response>"]
+            [
+                "<think>",
+                "</think>",
+                "<tool_call>",
+                "</tool_call>",
+                PARIS,
+                PYTHON,
+                "{",
+                '"',
+                "'",
+                " ",
+                "a",
+                "<to",
+                "<response>",
+            ]
         ),
         max_size=10,
     ),
@@ -169,7 +220,7 @@ def test_what_cannot_be_a_call_is_not_held_back() -> None:
 
 def test_a_body_is_not_read_again_for_each_tag_in_a_string() -> None:
     read: list[str] = []
-    style = replace(HERMES[0], parse=lambda body: read.append(body) or ())
+    style = replace(HERMES[0], parse=lambda body: (read.append(body) or (), 0))
     body = '{"name": "' + "</tool_call>" * 50
     splitter = Splitter(None, [style])
     assert [splitter.push(piece) for piece in ("<tool_call>", *body)] == [[]] * (len(body) + 1)
@@ -287,8 +338,19 @@ def test_a_cut_call_is_text_and_the_reason_stays(caller: OpenScripted) -> None:
     assert (cut.text, cut.tool_calls, cut.finish_reason) == (f"<tool_call>{PARIS}"[:20], (), "length")
     whole = pipeline.complete("hi", GenerateOptions(max_tokens=len(PARIS) + 23), tools=TOOLS)
     assert (whole.text, len(whole.tool_calls), whole.finish_reason) == ("", 1, "length")
-    stopped = pipeline.complete("hi", GenerateOptions(stop=("</tool_call>",)), tools=TOOLS)
-    assert (stopped.text, len(stopped.tool_calls), stopped.finish_reason) == ("", 1, "stop")
+
+
+@pytest.mark.parametrize(("stop", "text", "calls"), [
+    ("</tool_call>", "", 1),
+    ("/tool_call", "", 1),  # the closing tag is cut off, the call is whole
+    ("ll>", "", 0),  # the opening tag is cut off
+    ("tool_c", "", 0),
+    ("}</tool_call>", f"<tool_call>{PARIS[:-1]}", 0),
+])  # fmt: skip
+def test_n20_a_stop_string_across_the_tag_of_a_call(caller: OpenScripted, stop: str, text: str, calls: int) -> None:
+    pipeline = caller(f"<tool_call>{PARIS}</tool_call>")
+    stopped = pipeline.complete("hi", GenerateOptions(stop=(stop,)), tools=TOOLS)
+    assert (stopped.text, len(stopped.tool_calls), stopped.finish_reason) == (text, calls, "stop")
 
 
 def test_a_control_token_opens_a_call_and_is_hidden_otherwise(caller: OpenScripted) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from edge.chat import ChatTemplate
 from edge.cli import main
-from edge.commands.chat import Chat
+from edge.commands.chat import Chat, Entry
 from edge.errors import EdgeError, OptionError, UnsupportedError
 from edge.options import GenerateOptions
 from edge.pipeline import Pipeline
@@ -251,7 +251,7 @@ def talk(pipeline: Pipeline, *lines: str, **options: Any) -> Chat:
             return line
         raise EOFError
 
-    chat = Chat(pipeline, GenerateOptions(), read=read, **options)
+    chat = Chat(pipeline, GenerateOptions(), entry=Entry(read), **options)
     assert chat.loop() == 0
     return chat
 
@@ -267,18 +267,18 @@ def test_a_chat_takes_results_and_goes_on(switch: OpenScripted, capsys: pytest.C
     assert err.count('tool call: weather {"city": "Paris"}') == 2
     assert err.count("no call of a tool waits for a result") == 2
     assert "1 more to give" in err
-    roles = [message["role"] for message in chat._messages]
+    roles = [message["role"] for message in chat.conversation.messages]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
-    calls = chat._messages[1]["tool_calls"]
-    assert [message["tool_call_id"] for message in chat._messages[2:4]] == [call["id"] for call in calls]
-    assert [message["content"] for message in chat._messages[2:4]] == ["mild", "warm"]
+    calls = chat.conversation.messages[1]["tool_calls"]
+    assert [message["tool_call_id"] for message in chat.conversation.messages[2:4]] == [call["id"] for call in calls]
+    assert [message["content"] for message in chat.conversation.messages[2:4]] == ["mild", "warm"]
 
 
 def test_a_question_instead_of_a_result_drops_the_results(switch: OpenScripted) -> None:
     call = f"<tool_call>{CALL}</tool_call>"
     chat = talk(switch(call + call, "well"), "weather?", "/result mild", "never mind", tools=TOOLS)
-    assert [message["role"] for message in chat._messages] == ["user", "assistant", "user", "assistant"]
-    assert chat._results == []
+    assert [message["role"] for message in chat.conversation.messages] == ["user", "assistant", "user", "assistant"]
+    assert chat.conversation.results == []
 
 
 def test_a_chat_turns_thinking_on_and_off(switch: OpenScripted, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,8 +295,8 @@ def test_a_chat_with_a_model_that_has_no_switch(opened: OpenScripted, capsys: py
     out, err = capsys.readouterr()
     assert out == "a\n"
     assert "cannot turn reasoning on or off" in err
-    assert chat._options.thinking is None
+    assert chat.options.thinking is None
     with pytest.raises(UnsupportedError, match="cannot turn reasoning"):
-        Chat(pipeline, GenerateOptions(thinking=True), read=str)
+        Chat(pipeline, GenerateOptions(thinking=True), entry=Entry(str))
     with pytest.raises(UnsupportedError, match="takes no tools"):
-        Chat(pipeline, GenerateOptions(), tools=TOOLS, read=str)
+        Chat(pipeline, GenerateOptions(), tools=TOOLS, entry=Entry(str))

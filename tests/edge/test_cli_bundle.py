@@ -133,7 +133,7 @@ def test_u7_a_full_disk_is_one_line_and_leaves_the_old_bundle(source: Path, expo
     shutil.copytree(exported, out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
     done = subprocess.run(
-        [sys.executable, "-m", "edge.cli", "export", str(source), "-o", str(out)],
+        [sys.executable, "-m", "edge.cli", "export", str(source), "-o", str(out), "--force"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -31,6 +32,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("DSEDGE_CATALOG", raising=False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # `run` reads what is there, and pytest's refuses
 
 
 @pytest.fixture
@@ -185,18 +187,18 @@ def test_a_license_is_utf8_whatever_the_locale(
     assert main(["export", "--variants", "sub1b=a", "-o", "out", "--license", word]) == code
     path = tmp_path / "out" / "catalog.toml"
     if code:
-        assert "is no UTF-8 text" in capsys.readouterr().err
+        assert "--license is not valid Unicode" in capsys.readouterr().err
         assert not path.exists()
     else:
         assert 'license = "Ünï"' in path.read_text(encoding="utf-8")
 
 
 def test_u7_a_catalogue_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(partial: str, mode: int) -> None:
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(edge, "export", lambda source, out, **_: write_bundle(out, [ANSWER]), raising=False)
-    monkeypatch.setattr("edge.files.os.chmod", full)
+    monkeypatch.setattr("edge.files.os.fsync", full)
     (tmp_path / "a").write_text("")
     assert main(["export", "--variants", "sub1b=a", "-o", "out"]) == 2
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["out-sub1b.dsedge"]

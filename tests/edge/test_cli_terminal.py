@@ -156,7 +156,7 @@ def test_u1_reasoning_is_on_stderr_dimmed_on_a_terminal_only(thinking: str, envi
     assert (piped.stdout, piped.stderr) == ("yes\n", "hm\n\n")
     child = spawn(words, environment)
     assert code(child) == 0
-    assert child.before.replace("\r", "") == f"{ESC}[2mh{ESC}[22m{ESC}[2mm{ESC}[22m\n\nyes\n"
+    assert child.before.replace("\r", "") == f"{ESC}[2mhm{ESC}[22m\n\nyes\n"
     child = spawn(words, {**environment, "NO_COLOR": "1"})
     assert code(child) == 0
     assert child.before.replace("\r", "") == "hm\n\nyes\n"
@@ -176,7 +176,7 @@ def test_u2_ctrl_c_stops_the_answer_and_keeps_the_chat(slow: str, environment: d
     child.expect_exact("quick")
     child.expect(">>>")
     child.sendline("/stats")
-    child.expect(r"decode [\d.]+ tok/s \(5 tokens\)")
+    child.expect(r"decode\s[\d.]+\stok/s\s+\(5\s+tokens\)")
     child.expect(">>>")
     child.sendline("/quit")
     assert code(child) == 0
@@ -215,6 +215,96 @@ def test_u2_ctrl_c_at_the_prompt_clears_the_line_and_twice_leaves(slow: str, env
     child.expect(">>>")
     child.sendintr()
     assert code(child) == 0
+
+
+def test_keys_typed_during_an_answer_wait_for_the_next_line(slow: str, environment: dict[str, str]) -> None:
+    child = chat(slow, environment)
+    child.logfile_read = transcript = _Transcript()
+    child.sendline("first")
+    child.expect_exact("one two three")
+    child.send("typed meanwhile\r")
+    child.expect_exact("four five six")
+    child.sendintr()
+    child.expect_exact("quick")
+    child.expect(">>>")
+    child.sendline("/quit")
+    assert code(child) == 0
+    answer, _, after = transcript.text.partition("(stopped)")
+    assert "typed" not in answer
+    assert "typed" in after
+
+
+def test_several_lines_are_one_message(slow: str, environment: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    child = spawn(["run", slow, "--runtime", "scripted", "--max-tokens", "3"], environment)
+    for keys, answer in (("a\x1b\rb\r", "one"), ('"""/c\rd"""\r', "qui")):
+        child.expect(">>>")
+        child.send(keys)
+        child.expect_exact(answer)
+    child.expect(">>>")
+    child.sendline(f"/save {saved}")
+    child.expect_exact("saved 4 messages")
+    child.expect(">>>")
+    child.sendeof()
+    assert code(child) == 0
+    messages = json.loads(saved.read_text())["messages"]
+    assert [message["content"] for message in messages[::2]] == ["a\nb", "/c\nd"]
+
+
+def test_several_lines_in_quotes_on_a_dumb_terminal(slow: str, environment: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    child = spawn(
+        ["run", slow, "--runtime", "scripted", "--max-tokens", "3"], {**environment, "TERM": "dumb", "LC_ALL": "C"}
+    )
+    child.expect(">>> ")
+    child.sendline('"""é')
+    child.expect_exact("... ")
+    child.sendline('b"""')
+    child.expect(">>> ")
+    child.sendline(f"/save {saved}")
+    child.expect_exact("saved 2 messages")
+    child.expect(">>> ")
+    child.sendeof()
+    assert code(child) == 0
+    assert json.loads(saved.read_text())["messages"][0]["content"] == "é\nb"
+
+
+def test_tab_completes_commands_and_their_values(slow: str, environment: dict[str, str]) -> None:
+    child = chat(slow, environment)
+    child.send("/hel\t")
+    child.expect_exact("p")
+    child.send("\r")
+    child.expect_exact("this list")
+    child.expect(">>>")
+    child.send("/thinking of\t")
+    child.expect_exact("f")
+    child.send("\r")
+    child.expect_exact("cannot turn reasoning on or off")
+    child.expect(">>>")
+    child.send("/bye\r")
+    assert code(child) == 0
+
+
+def test_a_long_prompt_shows_a_sign_of_life_on_a_terminal_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+    late = str(write_bundle(tmp_path / "late.dsedge", ["yes"], delay_s=2.5).path)
+    words = ["run", late, "hi", "--runtime", "scripted", "--max-tokens", "1"]
+    child = spawn(words, environment)
+    child.expect_exact("reading the prompt (1 s)")
+    child.expect_exact(f"\r{ESC}[K")
+    assert code(child) == 0
+    done = subprocess.run(
+        [*COMMAND, *words], env=environment, capture_output=True, stdin=subprocess.DEVNULL, check=True
+    )
+    assert (done.stdout, done.stderr) == (b"y\n", b"")
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_words_are_not_broken_at_the_end_of_a_line(slow: str, environment: dict[str, str], columns: int) -> None:
+    child = spawn(["run", slow, "hi", "--runtime", "scripted", "--max-tokens", "200"], environment, columns=columns)
+    assert code(child) == 0
+    lines = child.before.replace("\r", "").split("\n")
+    assert len(lines) > 200 // columns
+    assert set(" ".join(lines[:-2]).split()) <= set(SLOW.split())
 
 
 def test_u2_a_single_answer_stopped_by_ctrl_c_is_exit_130(slow: str, environment: dict[str, str]) -> None:

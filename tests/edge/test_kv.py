@@ -142,21 +142,34 @@ def test_rings_with_different_windows_keep_their_own_slots() -> None:
     assert cache.dropped == 0
 
 
-def test_sinks_stay_and_the_rest_turns_around_them() -> None:
-    cache = make_cache(None, 8, chunk=4, sinks=2)
+def test_n11_sinks_stay_and_move_in_steps_of_64() -> None:
+    """Eight slots, two of them sinks: query p sees six tokens. Directly before the oldest, sink 0 would be at p - 7."""
+    cache = make_cache(None, 8, chunk=6, sinks=2)
     slots = Slots(cache.layout)
     shifts = []
     position = 0
-    while position < 40:
-        count = cache.room(3)
-        shifts.append((position, cache.plan(count)[0].shift))
+    while position < 200:
+        count = cache.room(5)
+        shift = cache.plan(count)[0].shift
         for row in slots.step(cache, count)[0]:
-            assert row == ({0, 1} & window_rule(position, 99)) | window_rule(position, 6)
+            assert row == {sink for sink in (0, 1) if sink <= position} | window_rule(position, 6)
+            assert shift == max(0, position - 7) // 64 * 64
+            assert position < 8 or 1 + shift < min(row - {0, 1})  # the sinks stay before the oldest
+            shifts.append(shift)
             position += 1
     assert slots.rows[0][:2] == [0, 1]
-    # The sinks stand directly before the oldest kept token: for a query at p that is p - 5, so sink 1 counts as p - 6.
-    assert all(shift == max(0, start - 7) for start, shift in shifts if start >= 8)
-    assert shifts[0] == (0, 0)
+    assert [shifts.index(step) for step in (0, 64, 128, 192)] == [0, 71, 135, 199]
+
+
+def test_n11_chunks_end_where_the_sinks_move() -> None:
+    cache = make_cache(None, 512, chunk=256, sinks=4)
+    counts = []
+    while cache.length < 1200:
+        count = cache.portion(1200 - cache.length)
+        cache.commit(cache.plan(count))
+        counts.append(count)
+    # 240 a part by even parts of 1200; sinks first move at 64 behind the window of 508 and themselves.
+    assert counts == [240, 240, 95, *[64] * 9, 49]
 
 
 @pytest.mark.parametrize(("prompt", "fits"), [(63, True), (64, True), (65, False), (200, False)])

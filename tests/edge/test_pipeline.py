@@ -102,7 +102,7 @@ def test_k12_a_prompt_that_does_not_fit_is_refused_with_both_numbers(count: int,
 @pytest.mark.parametrize(("count", "dropped"), [(63, 6), (64, 7), (65, 8), (200, 143)])
 def test_k12_sliding_takes_any_prompt_and_says_what_it_dropped(count: int, dropped: int, opened: OpenScripted) -> None:
     """The answer of eight tokens needs seven slots after the prompt: the last one is not fed back."""
-    pipeline = opened("abcdefghij", "zz", context=64, chunk=16, policy="sliding")
+    pipeline = opened("abcdefghij", "zz", context=64, chunk=16, policy="sliding", sinks=0)
     run = pipeline.tokens(prompt(count), GenerateOptions(max_tokens=8))
     events = list(run)
     assert [event.id for event in events] == list(b"abcdefgh")
@@ -118,6 +118,15 @@ def test_sliding_with_sinks_keeps_the_first_and_the_latest(opened: OpenScripted)
     list(pipeline.tokens(prompt(100), GenerateOptions(max_tokens=3)))
     # Of what was fed, a hundred of the prompt and two of the answer: the first 4 and the latest 28.
     assert sorted(runtime(pipeline).visible) == sorted([*prompt(4), *prompt(100)[-26:], *b"xy"])
+
+
+@pytest.mark.parametrize(("context", "sinks", "kept"), [(32, None, 4), (3, None, 2), (32, 0, 0), (32, 6, 6)])
+def test_n11_sliding_keeps_four_sinks_by_default(
+    context: int, sinks: int | None, kept: int, opened: OpenScripted
+) -> None:
+    rings = opened(context=context, policy="sliding", sinks=sinks).runtime.layout.rings
+    assert [(ring.sinks, ring.window) for ring in rings] == [(kept, context - kept)]
+    assert opened(context=context).runtime.layout.rings[0].sinks == 0
 
 
 def test_a_long_prompt_gets_one_answer_however_many_chunks_it_takes(opened: OpenScripted) -> None:
@@ -184,7 +193,7 @@ def test_a_diverging_prompt_keeps_what_is_shared(opened: OpenScripted) -> None:
 
 def test_k4_history_that_was_dropped_means_a_cold_prefill(opened: OpenScripted) -> None:
     """A window of 16: of turn one's 40 tokens the first 30 are shared, and those before them are gone."""
-    pipeline = opened("abcd", "abcd", context=16, chunk=4, policy="sliding")
+    pipeline = opened("abcd", "abcd", context=16, chunk=4, policy="sliding", sinks=0)
     list(pipeline.tokens(prompt(40)))
     run = pipeline.tokens([*prompt(30), 255, 254])
     assert [event.id for event in run] == list(b"abcd")

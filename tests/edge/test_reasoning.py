@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.commands.chat import Chat
+from edge.commands.chat import Chat, Entry
 from edge.errors import OptionError, UnsupportedError
 from edge.options import GenerateOptions
 from edge.reasoning import Tags, find_tags, is_opened
@@ -182,14 +182,19 @@ def test_t7_the_chat_keeps_reasoning_apart_from_the_turn(
             return line
         raise EOFError
 
-    chat = Chat(pipeline, GenerateOptions(), read=read)
+    chat = Chat(pipeline, GenerateOptions(), entry=Entry(read))
     assert chat.loop() == 0
     out, err = capsys.readouterr()
     assert out == "yes\nno\n"
     assert "hm\n" in err
     assert "hm again\n" in err
-    assert [message.get("reasoning_content") for message in chat._messages] == [None, "hm", None, "hm again"]
-    assert [message["content"] for message in chat._messages] == ["really?", "yes", "and now?", "no"]
+    assert [message.get("reasoning_content") for message in chat.conversation.messages] == [
+        None,
+        "hm",
+        None,
+        "hm again",
+    ]
+    assert [message["content"] for message in chat.conversation.messages] == ["really?", "yes", "and now?", "no"]
 
 
 def test_tags_that_are_control_tokens(byte_level: tokenizers.Tokenizer) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import zlib
+
 import pytest
 
+from edge.errors import InternalError
+from edge.options import GenerateOptions
+from edge.pipeline import Pipeline
+from edge.runtime import Segment
 from edge.session import Session
+from tests.edge.interrupts import interrupted_at
 from tests.edge.scripted import OpenScripted, runtime
 
 
@@ -17,19 +25,19 @@ def test_an_interrupted_turning_of_the_sinks_is_done_again(
 
     def turn(sequence: int, ring: int, shift: int) -> None:
         turned.append(shift)
-        if shift == 9:
+        if shift == 128:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(backend, "rotate_sinks", turn)
     session = Session(backend, "sliding")
-    tokens = list(range(20))
+    tokens = list(range(139))
     session.feed(tokens)
-    assert turned == list(range(1, 9))  # token 19 sees 10 to 19, two sinks before it: from 0 and 1 to 8 and 9
+    assert turned == [64]  # token 138 sees 129 to 138: the sinks could stand 127 further
     with pytest.raises(KeyboardInterrupt):
-        session.feed([20])
-    assert session.align(tokens) == 19
-    session.feed(tokens[19:])
-    assert turned == [*range(1, 9), 9, 8]
+        session.feed([139])
+    assert session.align(tokens) == 138
+    session.feed(tokens[138:])
+    assert turned == [64, 128, 64]
 
 
 def test_a_fork_knows_how_far_its_sinks_are_turned(opened: OpenScripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,14 +45,14 @@ def test_a_fork_knows_how_far_its_sinks_are_turned(opened: OpenScripted, monkeyp
     turned: list[tuple[int, int]] = []
     monkeypatch.setattr(backend, "rotate_sinks", lambda sequence, ring, shift: turned.append((sequence, shift)))
     session = Session(backend, "sliding")
-    tokens = list(range(13))
+    tokens = list(range(139))
     session.feed(tokens)
     fork = session.fork(1)
-    assert fork.align(tokens) == 12
-    fork.feed(tokens[12:])
-    assert turned == [(0, 1)]  # they stand right already
-    fork.feed([13])
-    assert turned == [(0, 1), (1, 2)]
+    assert fork.align(tokens) == 138
+    fork.feed(tokens[138:])
+    assert turned == [(0, 64)]  # they stand right already
+    fork.feed([139])
+    assert turned == [(0, 64), (1, 128)]
 
 
 def test_newly_dropped_counts_over_the_chunks_of_one_feed(opened: OpenScripted) -> None:
@@ -56,3 +64,84 @@ def test_newly_dropped_counts_over_the_chunks_of_one_feed(opened: OpenScripted) 
     assert found == [(0, 0), (4, 4), (1, 5), (7, 12)]
     session.step([1, 2])
     assert session.newly_dropped == 9
+
+
+def _memory(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the model's next token follow from all that its latest query saw, so that a wrong slot is a wrong answer."""
+    backend = runtime(pipeline)
+    answer = backend._answer
+
+    def remembering(segment: Segment) -> int:
+        answer(segment)
+        plan = segment.plans[0]
+        rows = [*backend._slots[0][segment.sequence, : len(plan.held)], *segment.tokens]
+        seen = [int(token) for token, visible in zip(rows, plan.mask()[-1], strict=True) if visible]
+        return zlib.crc32(bytes(sorted(seen))) % 250
+
+    monkeypatch.setattr(backend, "_answer", remembering)
+
+
+@pytest.mark.parametrize("policy", ["sliding", "error"])
+def test_n29_an_interrupt_at_any_line_of_an_answer_damages_no_later_one(
+    policy: str, opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring has gone round, or the second prompt rolls back; what comes after is what a cold run gives."""
+    context = 8 if policy == "sliding" else 64
+    pipeline = opened(context=context, chunk=4, policy=policy)
+    _memory(pipeline, monkeypatch)
+    first, second = list(range(10)), [*range(7), 77, 78]
+
+    def ids(prompt: list[int]) -> list[int]:
+        return [event.id for event in pipeline.tokens(prompt, GenerateOptions(max_tokens=2))]
+
+    expected = []
+    for prompt in (first, second, [*second, 81, 82]):
+        pipeline.reset()
+        expected.append(ids(prompt))
+    for line in itertools.count(1):
+        pipeline.reset()
+        assert ids(first) == expected[0]
+        more = interrupted_at(line, lambda: ids(second))
+        assert ids([*second, 81, 82]) == expected[2], line
+        assert ids(second) == expected[1], line
+        if not more:
+            break
+    assert line > 100
+
+
+def test_n29_an_interrupted_reset_begins_anew(opened: OpenScripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = opened(context=12, chunk=4, policy="sliding")
+    _memory(pipeline, monkeypatch)
+
+    def ids() -> list[int]:
+        return [event.id for event in pipeline.tokens(list(range(20)), GenerateOptions(max_tokens=3))]
+
+    expected, line = ids(), 1
+    while interrupted_at(line, pipeline.reset):
+        assert ids() == expected
+        line += 1
+    assert line > 20
+
+
+def test_n29_a_session_left_unknown_says_so_until_it_is_aligned(
+    opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = runtime(opened(context=12, chunk=4, policy="sliding", sequences=2))
+    session = Session(backend, "sliding")
+    session.feed(range(20))
+    store = backend.store
+
+    def interrupt(segment: Segment, count: int) -> None:
+        store(segment, count)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backend, "store", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.feed([20, 21])
+    monkeypatch.setattr(backend, "store", store)
+    for use in (lambda: session.feed([20]), lambda: session.step([20]), lambda: session.fork(1)):
+        with pytest.raises(InternalError, match="an interrupt came while this sequence changed"):
+            use()
+    assert session.align(range(20)) == 0
+    session.feed(range(20))
+    assert session.tokens == list(range(20))

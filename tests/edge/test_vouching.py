@@ -262,7 +262,7 @@ def test_n36_the_sum_is_that_of_the_text_with_zeros_in_its_place(bundle: Path) -
 
 
 @pytest.mark.parametrize(
-    "content", [b"{}", b'{"format": "1.1"}', b'{"format": "1.1", "spec": []}', b"[1]", b"{", b"\xff"]
+    "content", [b"{}", b'{"format": "2.0"}', b'{"format": "2.0", "spec": []}', b"[1]", b"{", b"\xff"]
 )
 def test_n36_an_ill_formed_manifest_names_the_file(content: bytes, bundle: Path) -> None:
     (bundle / "manifest.json").write_bytes(content)
@@ -284,7 +284,16 @@ def test_a_newer_minor_version_opens_and_its_keys_are_named(bundle: Path) -> Non
     assert unknown_keys(json.loads((bundle / "manifest.json").read_text())) == ["colour"]
 
 
-@pytest.mark.parametrize(("version", "advice"), [("9.0", "update dsedge"), ("0.7", "export the model again")])
+@pytest.mark.parametrize(("version", "advice"), [("9.0", "update dsedge"), ("1.1", "export or pull the model again")])
 def test_another_major_version_is_refused_in_one_line(version: str, advice: str, bundle: Path) -> None:
     change_manifest(bundle, lambda data: data.update(format=version, spec={"new": 1}))
-    refused(bundle, rf"manifest\.json: manifest format {version}; this version reads 1\.x: {advice}")
+    refused(bundle, rf"manifest\.json: manifest format {version}; this version reads 2\.x: {advice}")
+
+
+def test_a_bundle_of_version_0_1_says_to_export_again(bundle: Path) -> None:
+    """Its format was the number 1, its spec had heads and kv_heads at the top, and it had no sum."""
+    data = json.loads((bundle / "manifest.json").read_text())
+    flat = {"family": "llama", "vocab_size": 260, "heads": 9, "kv_heads": 3, "layers": [{"window": None, "rope": 0}]}
+    data.pop("manifest_sha256")
+    (bundle / "manifest.json").write_text(json.dumps({**data, "format": 1, "spec": flat}))
+    refused(bundle, r"manifest\.json: manifest format 1\.0; this version reads 2\.x: export or pull the model again")

@@ -55,8 +55,8 @@ def main() -> None:
         leftovers = []
         for path in target.parent.glob(".*.partial-*"):
             try:
-                leftovers.append(verify_bundle(path).manifest.name)
-            except EdgeError as error:
+                leftovers.append(verify_bundle(path / "bundle").manifest.name)
+            except EdgeError as error:  # NotFoundError: it had just been begun, or taken apart
                 leftovers.append(type(error).__name__)
         name = verify_bundle(target).manifest.name
         print(json.dumps({"event": event, "killed": killed, "name": name, "leftovers": leftovers}), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from edge.runtime import Runtime, Segment, open_runtime, support
 from edge.session import Session
 from exporters.reference import Reference, Visibility
 from runtimes.scripted import write_bundle
+from tests.edge.interrupts import interrupted_at
 from tests.exporters import tiny
 from tests.exporters.tiny import tiny_llama, tiny_mistral, tiny_qwen2
 
@@ -191,12 +193,31 @@ def test_layers_with_a_window_take_no_memory_for_the_context(bundles: dict[str, 
 
 
 @pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3"])
-def test_k6_sinks_turn_with_the_window(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
+@pytest.mark.parametrize("chunk", [1, 4, 10])
+def test_k6_n11_sinks_turn_with_the_window(model: str, chunk: int, bundles: dict[str, Bundle], opened: Open) -> None:
     """Yarn and longrope multiply what they rotate: turning a sink on must not do so again. Phi-3 turns half a head."""
     sinks, slots = 2, 12
-    ids = random_ids(40)
-    run = opened(bundles[model], context=slots, policy="sliding", chunk=4, sinks=sinks)
-    assert close(run.run(ids, 4), slow_sinks(run.bundle, ids, slots, sinks))
+    ids = random_ids(150)
+    run = opened(bundles[model], context=slots, policy="sliding", chunk=chunk, sinks=sinks)
+    assert close(run.run(ids, chunk), slow_sinks(run.bundle, ids, slots, sinks))
+
+
+def test_n11_prefill_behind_the_window_goes_in_chunks(bundles: dict[str, Bundle], opened: Open) -> None:
+    """A chunk ends where the sinks move, at every 64th position behind the window, and not at every token."""
+    run = opened(bundles["llama"], context=128, policy="sliding", chunk=64, sinks=4)
+    counts: list[int] = []
+    forward = run.runtime.forward
+
+    def counting(segments: Any, want: Any = "last") -> Any:
+        counts.append(len(segments[0].tokens))
+        return forward(segments, want)
+
+    run.runtime.forward = counting  # type: ignore[method-assign]
+    ids = random_ids(350)
+    found = run.session.feed(ids)
+    assert counts == [59, 59, 58, 15, 64, 64, 31]  # the sinks move at 191, 255 and 319
+    assert found is not None
+    assert np.abs(found - slow_sinks(run.bundle, ids, 128, 4)[-1]).max() < 1e-3
 
 
 def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.ndarray[Any, Any]:
@@ -217,7 +238,8 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
                 oldest = max(0, i - window + 1)
                 recent = [j for j in range(oldest, i + 1) if j >= sinks]
                 first = [j for j in range(sinks) if j <= i]
-                at = {j: j for j in recent} | {j: (j if i < slots else oldest - sinks + j) for j in first}
+                moved = max(0, oldest - sinks) // 64 * 64
+                at = {j: j for j in recent} | {j: j + moved for j in first}
                 order = sorted(at)
                 turned_q = turn(rope, q[i : i + 1], [i])[0]
                 turned_k = turn(rope, k[order], [at[j] for j in order])
@@ -258,6 +280,28 @@ def test_k4_rewind_gives_the_tokens_of_a_cold_run(context: int, bundles: dict[st
     assert np.abs(again - cold).max() < 1e-3
 
 
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_n29_an_interrupt_at_any_line_damages_no_later_answer(
+    sinks: int, bundles: dict[str, Bundle], opened: Open
+) -> None:
+    """The ring has gone round and the sinks move: each line of session, bookkeeping and backend is tried."""
+    run = opened(bundles["llama"], context=16, policy="sliding", chunk=8, sinks=sinks, sequences=2)
+    ids = random_ids(84)
+    cold = run.session.feed(ids)
+    assert cold is not None
+    before = Session(run.runtime, "sliding", 1)
+    before.feed(ids[:77])
+    more, line = True, 0
+    while more:
+        line += 1
+        session = before.fork(0)
+        more = interrupted_at(line, partial(session.feed, ids[77:]))
+        found = session.feed(ids[session.align(ids) :])
+        assert found is not None
+        assert np.abs(found - cold).max() < 1e-3, line
+    assert line > 50
+
+
 def test_a_draft_that_is_not_stored_leaves_no_trace(bundles: dict[str, Bundle], opened: Open) -> None:
     ids = random_ids(40)
     run = opened(bundles["llama"], context=16, policy="sliding", chunk=8)
@@ -292,13 +336,13 @@ def test_fork_copies_and_does_not_alias(bundles: dict[str, Bundle], opened: Open
 
 def test_fork_of_a_ring_with_sinks_that_went_round(bundles: dict[str, Bundle], opened: Open) -> None:
     """The copy's sinks stand where the original's do, and turn on from there on their own."""
-    ids = random_ids(40)
+    ids = random_ids(145)
     run = opened(bundles["llama"], context=12, policy="sliding", chunk=4, sinks=2, sequences=2)
-    run.run(ids[:30], 4)
+    run.run(ids[:130], 4)
     other = run.session.fork(1)
     whole = slow_sinks(run.bundle, ids, 12, 2)
-    assert close(run.run(ids[30:33], 1), whole[30:33])
-    assert close(np.concatenate([other.step([token], "all") for token in ids[30:]]), whole[30:])
+    assert close(run.run(ids[130:133], 1), whole[130:133])
+    assert close(np.concatenate([other.step([token], "all") for token in ids[130:]]), whole[130:])
 
 
 def test_segments_of_one_forward_do_not_see_each_other(bundles: dict[str, Bundle], opened: Open) -> None:
@@ -313,7 +357,9 @@ def test_segments_of_one_forward_do_not_see_each_other(bundles: dict[str, Bundle
         assert np.abs(found - run.reference().run(ids)[-1]).max() < 1e-3
 
 
-@pytest.mark.parametrize(("want", "shape"), [("last", (300,)), ("all", (7, 300)), ("hidden", (7, 64))])
+@pytest.mark.parametrize(
+    ("want", "shape"), [("none", (0, 300)), ("last", (300,)), ("all", (7, 300)), ("hidden", (7, 64))]
+)
 def test_wants(want: Any, shape: tuple[int, ...], bundles: dict[str, Bundle], opened: Open) -> None:
     run = opened(bundles["llama"])
     ids = random_ids(7)
@@ -321,8 +367,10 @@ def test_wants(want: Any, shape: tuple[int, ...], bundles: dict[str, Bundle], op
     assert found.shape == shape
     values: dict[str, Any] = {}
     logits = run.reference().run(ids, observe=lambda op, value: values.update({op.output: value}))
-    expected = {"last": logits[-1], "all": logits, "hidden": values["/norm"]}[want]
-    assert np.abs(found - expected).max() < 1e-3
+    expected = {"none": logits[:0], "last": logits[-1], "all": logits, "hidden": values["/norm"]}[want]
+    assert np.abs(found - expected).max(initial=0) < 1e-3
+    more = random_ids(3, seed=1)
+    assert np.abs(run.session.step(more) - run.reference().run(ids + more)[-1]).max() < 1e-3
 
 
 def test_a_want_that_is_not_offered_is_refused(bundles: dict[str, Bundle], opened: Open) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from edge.errors import BundleError, OptionError
 from edge.kv import plan_layout
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
+from edge.session import Session
+from tests.edge.interrupts import interrupted_at
 from tests.exporters.tiny import tiny_mistral
 
 Spec = dict[str, Any]
@@ -153,3 +157,22 @@ def test_q3_the_kernel_equals_numpy_in_every_block_size(name: str, level: int, m
     limit = 5 * rounding if level == 4 else np.abs(x) @ np.abs(weight.reshape(ROWS, COLUMNS)).T * 1e-6
     assert np.all(np.abs(found - expected) < limit)
     assert np.abs(expected).max() > 10  # not the zeros of a block size that falls through
+
+
+def test_n29_an_interrupt_while_buffers_are_bound_leaves_none_of_another_shape(bundle: Bundle) -> None:
+    """A step of one token, an interrupted one of five in another sequence, and again one: bound is what it needs."""
+    layout = plan_layout(bundle.spec, 32, sequences=2)
+    with closing(open_runtime(bundle, layout, RuntimeOptions(runtime="onnx", threads=1))) as runtime:
+        first, second = (Session(runtime, "error", sequence) for sequence in range(2))
+        first.feed([5, 6, 7])
+        expected = first.step([8])
+        line, more = 0, True
+        while more:
+            line += 1
+            first.align([5, 6, 7, 8])
+            first.step([8])
+            more = interrupted_at(line, partial(second.step, [9, 10, 11, 12, 13]))
+            second.reset()
+            first.align([5, 6, 7, 8])
+            assert np.array_equal(first.step([8]), expected), line
+        assert line > 50
