@@ -54,7 +54,7 @@ def write(folder: Path, layers: int, seed: int = 0) -> int:
     weight_map = {tensor: name for name, tensors in zip(names, shards, strict=True) for tensor in tensors}
     _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
     _write_json(folder / "config.json", config)
-    (folder / "tokenizer.json").write_text(_tokenizer().to_str(), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_tokenizer(int(config["vocab_size"])).to_str(), encoding="utf-8")
     return sum(math.prod(shape) for tensors in shards for shape in tensors.values())
 
 
@@ -108,10 +108,11 @@ def _numbers(random: np.random.SFC64, count: int) -> npt.NDArray[np.uint16]:
     return bits
 
 
-def _tokenizer() -> Tokenizer:
-    """A token a byte."""
-    alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
+def _tokenizer(rows: int) -> Tokenizer:
+    """A token a byte, and so many that no text has that every row has one."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, *(f"[unused {index}]" for index in range(len(letters), rows))]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -107,7 +107,8 @@ def bench(model: str | Path, options: BenchOptions) -> Report:
 
 def _run(pipeline: Pipeline, random: np.random.Generator, options: BenchOptions) -> Run:
     vocab = pipeline.bundle.spec.vocab_size
-    prompt = random.integers(0, vocab, options.prompt).tolist()
+    ids = np.setdiff1d(np.arange(vocab), pipeline.tokenizer.padded(vocab))
+    prompt = random.choice(ids, options.prompt).tolist()
     generate = GenerateOptions(max_tokens=options.new, ignore_eos=True, temperature=0.0)
     start = time.perf_counter()
     times = [time.perf_counter() - start for _ in pipeline.tokens(prompt, generate)]

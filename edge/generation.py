@@ -88,13 +88,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop."""
+    """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop.
+
+    `padded` are the ids below `vocab_size` that have no token.
+    """
 
     prompt: tuple[int, ...]
     eos: tuple[int, ...]
     vocab_size: int
     options: GenerateOptions
     cancel: threading.Event
+    padded: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,7 +133,7 @@ class TokenRun:
 
     def __init__(self, turn: Turn, request: Request) -> None:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
-        sampler = Sampler(request.options, request.vocab_size)
+        sampler = Sampler(request.options, request.vocab_size, padded=request.padded)
         self.progress = Progress(len(request.prompt), sampler.seed)
         self._turn = turn
         self._events = _run(turn, request, sampler, self.progress)

@@ -58,6 +58,7 @@ class Pipeline:
         self.bundle = bundle
         self.options = options
         self.tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+        self._padded = self.tokenizer.padded(bundle.spec.vocab_size)
         self.template = read_templates(bundle)
         source = self.template.source if self.template else ""
         self.think_tags = find_tags(source, self.tokenizer)
@@ -105,8 +106,13 @@ class Pipeline:
             raise OptionError("the prompt is empty; at least one token is needed")
         if not all(0 <= token < vocab for token in prompt):
             raise OptionError(f"a prompt id is outside the vocabulary of {vocab}")
+        wrong = set(self._padded).intersection(prompt)
+        if wrong:
+            raise OptionError(f"the prompt id {min(wrong)} has no token: it only fills up the model's {vocab} rows")
         eos = self.bundle.manifest.tokenizer.eos
-        request = Request(tuple(prompt), eos, vocab, options or GenerateOptions(), cancel or threading.Event())
+        request = Request(
+            tuple(prompt), eos, vocab, options or GenerateOptions(), cancel or threading.Event(), self._padded
+        )
         return TokenRun(Turn(self._turns), request)
 
     def stream(

@@ -1,6 +1,7 @@
 """From logits to a token: penalties, truncation, and a draw that another language can repeat from the seed.
 
-The rule, in this order. Logits and every value stored back into them are float32; arithmetic on them is float64.
+The rule, in this order, for the ids that have a token: rows that only fill up a matrix are no candidates. Logits and
+every value stored back into them are float32; arithmetic on them is float64.
 
 1. repetition   for each distinct token of the prompt and the answer: l := l / r if l > 0 else l * r
 2. presence, frequency   for each distinct token of the answer, seen c times: l := l - presence - frequency * c
@@ -24,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,23 +76,32 @@ def uniforms(seed: int) -> Iterator[float]:
 class Sampler:
     """Picks the tokens of one answer. `seed` is the one in use, `draws` how many random numbers it has given."""
 
-    def __init__(self, options: GenerateOptions, vocab: int) -> None:
-        """`vocab` is the length of the logits. Raises OptionError for a logit bias that does not fit it."""
+    def __init__(self, options: GenerateOptions, vocab: int, *, padded: Sequence[int] = ()) -> None:
+        """`vocab` is the length of the logits, `padded` are the ids that have no token and are never sampled.
+
+        Raises OptionError for a logit bias that does not fit them.
+        """
         # 53 bits: a fresh seed survives a JSON reader that keeps numbers as doubles.
         self.seed = secrets.randbits(53) if options.seed is None else options.seed
         self.draws = 0
         self._options = options
-        self._vocab = vocab
+        known = np.ones(vocab, np.bool_)
+        known[np.fromiter(padded, np.int64, len(padded))] = False
         for token, bias in options.logit_bias.items():
-            if not 0 <= token < vocab:
-                raise OptionError(f"logit bias {bias} for token {token}: the model's ids are 0 to {vocab - 1}")
+            if not 0 <= token < vocab or not known[token]:
+                raise OptionError(
+                    f"logit bias {bias} for token {token}: the model's ids are 0 to {known.nonzero()[0].max(initial=0)}"
+                    f"{' without those that have no token' if len(padded) else ''}"
+                )
+        vocab = self._end = int(known.nonzero()[0].max(initial=0)) + 1  # what pads the end is not even looked at
+        self._holes = (~known[:vocab]).nonzero()[0]
         self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
         self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
         self._repeats = options.repetition_penalty != 1.0
         self._counts_matter = options.presence_penalty != 0.0 or options.frequency_penalty != 0.0
         self._seen = _Distinct(vocab) if self._repeats else None
         self._answer = _Distinct(vocab) if self._counts_matter else None
-        adjusts = self._repeats or self._counts_matter or bool(options.logit_bias)
+        adjusts = self._repeats or self._counts_matter or bool(options.logit_bias) or len(self._holes) > 0
         self._logits = np.empty(vocab, np.float32) if adjusts else None
         self._uniforms = uniforms(self.seed)
         self._work = np.empty(vocab if options.temperature > 0 else 0, np.float32)
@@ -114,7 +124,7 @@ class Sampler:
 
         Raises NumericsError for logits that are NaN or have no finite maximum.
         """
-        logits = self._adjust(logits)
+        logits = self._adjust(logits[: self._end])
         best = int(logits.argmax())  # the first of equals, and the first NaN if there is one
         top = float(logits[best])
         if not math.isfinite(top):
@@ -140,6 +150,8 @@ class Sampler:
             ids, counts = self._answer.view()
             held = self._logits[ids].astype(np.float64)
             self._logits[ids] = held - self._options.presence_penalty - self._options.frequency_penalty * counts
+        if len(self._holes):
+            self._logits[self._holes] = -np.inf
         if len(self._bias):
             self._logits[self._bias_ids] = self._logits[self._bias_ids].astype(np.float64) + self._bias
         return self._logits

@@ -173,6 +173,18 @@ class Tokenizer:
         """Whether text never shows the id: a control token, or one without a token (a padded row of the head)."""
         return token in self._silent or not self._tok.id_to_token(token)
 
+    def padded(self, rows: int) -> tuple[int, ...]:
+        """The ids below `rows` that have no token: models have more rows than tokens, for round sizes.
+
+        No token has an id of `rows` or more, which an export sees to.
+        """
+        known, stand_ins = self._tok.id_to_token, self._alias_ids | {self._break_id}
+        ids = range(self.vocab_size, rows)
+        behind = [token for token in ids if token in stand_ins or not known(token)]
+        if len(behind) == len(ids):  # as many tokens as ids before them: no gap, and a look at each is saved
+            return tuple(behind)
+        return tuple([token for token in range(rows) if token in stand_ins or not known(token)])
+
     def _add_aliases(self, added: Mapping[int, Any]) -> None:
         """Give every added token a stand-in that text cannot spell, with the same habits around it.
 
@@ -188,6 +200,11 @@ class Tokenizer:
             tokenizers.AddedToken(name, lstrip=left, rstrip=right, normalized=normalized, special=False)
             for (left, right, normalized), name in (*names.items(), ((False, False, False), self._break))
         ]
+        pieces = self._tok.get_vocab_size(with_added_tokens=False)
+        start = max([pieces, *(token + 1 for token in added)])  # as the library numbers them
+        taken = [token for token in range(start, start + len(stand_ins)) if self._tok.id_to_token(token)]
+        if taken:
+            raise BundleError(f"the tokenizer's ids have gaps: it has {start} tokens, and one has the id {taken[0]}")
         self._tok.add_tokens(stand_ins)
         self._break_id = self._tok.token_to_id(self._break)
         self._alias_ids = frozenset(self._tok.token_to_id(name) for name in names.values())
