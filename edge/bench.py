@@ -109,7 +109,7 @@ def _run(pipeline: Pipeline, random: np.random.Generator, options: BenchOptions)
     vocab = pipeline.bundle.spec.vocab_size
     ids = np.setdiff1d(np.arange(vocab), pipeline.tokenizer.padded(vocab))
     prompt = random.choice(ids, options.prompt).tolist()
-    generate = GenerateOptions(max_tokens=options.new, ignore_eos=True, temperature=0.0)
+    generate = GenerateOptions(max_tokens=options.new, ignore_eos=True, temperature=0.0, repetition_penalty=1.0)
     start = time.perf_counter()
     times = [time.perf_counter() - start for _ in pipeline.tokens(prompt, generate)]
     if len(times) != options.new:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from edge import bundle_files, graph, seal, texts
 from edge.contents import Artefact, Origin
 from edge.decoder import DecoderSpec
-from edge.errors import BundleError, NotFoundError
+from edge.errors import BundleError, NotFoundError, OptionError
+from edge.options import Sampling
 from edge.quality import QualityReport
 from edge.sums import SumCache
 from edge.weights import Weights
@@ -69,7 +70,10 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What manifest.json says. `schemes` is the payload's scheme by canonical weight name, float32 where absent."""
+    """What manifest.json says. `schemes` is the payload's scheme by canonical weight name, float32 where absent.
+
+    `sampling` has the fields of `edge.options.Sampling` that the model's authors recommend.
+    """
 
     name: str
     spec: DecoderSpec
@@ -80,6 +84,7 @@ class Manifest:
     kv: Mapping[str, Any]
     toolchain: Mapping[str, str]
     minimum_os: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     artefacts: Mapping[str, Artefact] = field(default_factory=dict)
     origin: Origin | None = None
     quality: QualityReport = field(default_factory=QualityReport)
@@ -158,6 +163,10 @@ def _typed(manifest: Manifest) -> Manifest:
             raise ValueError(f"{name} must be a table")
     for name in ("schemes", "toolchain", "minimum_os"):
         _check_texts(name, getattr(manifest, name))
+    try:
+        Sampling(**manifest.sampling)
+    except OptionError as error:
+        raise ValueError(f"sampling: {error}") from error
     for item in manifest.graphs.values():
         _check_texts("precision", item.precision)
         if not all(isinstance(text, str) for text in (item.file, item.kind, *item.inputs, *item.outputs)):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge.calls import ToolCall
 from edge.loops import is_loop
-from edge.options import GenerateOptions
+from edge.options import GenerateOptions, Sampling
 from edge.sampling import Sampler
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
@@ -59,6 +59,7 @@ class Result:
                     a full context; "loop": the same tokens for 256 tokens (see edge.loops); "cancel"
     cached_tokens   prompt tokens that an earlier call had left in the cache
     dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
+    sampling        how tokens were drawn: the options, and the model's own values for what they left open
     """
 
     text: str
@@ -72,6 +73,7 @@ class Result:
     cached_tokens: int
     dropped_tokens: int
     seed: int
+    sampling: Sampling
     kv_used: int
     kv_slots: int
     stats: Stats
@@ -90,7 +92,7 @@ class Result:
 class Request:
     """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop.
 
-    `padded` are the ids below `vocab_size` that have no token.
+    `sampling` are the model's own values, `padded` the ids below `vocab_size` that have no token.
     """
 
     prompt: tuple[int, ...]
@@ -98,6 +100,7 @@ class Request:
     vocab_size: int
     options: GenerateOptions
     cancel: threading.Event
+    sampling: Mapping[str, Any]
     padded: tuple[int, ...] = ()
 
 
@@ -107,6 +110,7 @@ class Progress:
 
     prompt_tokens: int
     seed: int
+    sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "cancel"
     cached_tokens: int = 0
@@ -133,8 +137,8 @@ class TokenRun:
 
     def __init__(self, turn: Turn, request: Request) -> None:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
-        sampler = Sampler(request.options, request.vocab_size, padded=request.padded)
-        self.progress = Progress(len(request.prompt), sampler.seed)
+        sampler = Sampler(request.options, request.vocab_size, model=request.sampling, padded=request.padded)
+        self.progress = Progress(len(request.prompt), sampler.seed, sampler.sampling)
         self._turn = turn
         self._events = _run(turn, request, sampler, self.progress)
 
@@ -265,6 +269,7 @@ class Stream:
             cached_tokens=progress.cached_tokens,
             dropped_tokens=progress.dropped_tokens,
             seed=progress.seed,
+            sampling=progress.sampling,
             kv_used=progress.kv_used,
             kv_slots=self._kv_slots,
             stats=progress.stats(),

@@ -65,11 +65,45 @@ class RuntimeOptions:
                 raise OptionError(f"{name} is {value}; it must be between {low} and {high}")
 
 
+_SAMPLING = (
+    ("temperature", 0, 100),
+    ("top_k", 0, _INFINITY),
+    ("top_p", 0, 1),
+    ("min_p", 0, 1),
+    ("repetition_penalty", 0.01, 100),
+)
+
+
+_GENERATING = (
+    ("max_tokens", 1, _INFINITY),
+    ("presence_penalty", -100, 100),
+    ("frequency_penalty", -100, 100),
+    ("seed", 0, 2**64 - 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn; the defaults are greedy. `edge.sampling` has the rule. OptionError as GenerateOptions."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in _SAMPLING:
+            _check_range(name, getattr(self, name), low, high)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """How text is generated. `temperature` 0 is greedy; the defaults follow the model's own distribution.
+    """How text is generated.
 
     max_tokens          None: until the model stops or the context is full
+    temperature         0: greedy, always the likeliest token (of what a repetition penalty leaves)
+    temperature, top_k, top_p, min_p, repetition_penalty  None: as the model's authors recommend, else as in `Sampling`
     top_k               0: off
     repetition_penalty  divides positive logits of seen tokens and multiplies negative ones (CTRL, arXiv:1909.05858)
     presence_penalty, frequency_penalty  subtracted once, and once per occurrence, over generated tokens (OpenAI's rule)
@@ -83,11 +117,11 @@ class GenerateOptions:
     """
 
     max_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -98,26 +132,10 @@ class GenerateOptions:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ranges = (
-            ("max_tokens", 1, _INFINITY),
-            ("temperature", 0, 100),
-            ("top_k", 0, _INFINITY),
-            ("top_p", 0, 1),
-            ("min_p", 0, 1),
-            ("repetition_penalty", 0.01, 100),
-            ("presence_penalty", -100, 100),
-            ("frequency_penalty", -100, 100),
-            ("seed", 0, 2**64 - 1),
-        )
-        for name, low, high in ranges:
+        for name, low, high in (*_SAMPLING, *_GENERATING):
             value = getattr(self, name)
-            if value is None and name in ("max_tokens", "seed"):
-                continue
-            check = _check_whole if name in ("max_tokens", "top_k", "seed") else _check_number
-            check(name, value)
-            if not low <= value <= high:
-                allowed = f"at least {low}" if high == _INFINITY else f"between {low} and {high}"
-                raise OptionError(f"{name} is {value}; it must be {allowed}")
+            if value is not None or name in ("presence_penalty", "frequency_penalty"):
+                _check_range(name, value, low, high)
         _check_bias(self.logit_bias)
         object.__setattr__(self, "stop", _stops(self.stop))
         _check_flag("ignore_eos", self.ignore_eos)
@@ -127,6 +145,20 @@ class GenerateOptions:
             raise OptionError(f"chat_template_kwargs is {self.chat_template_kwargs!r}; it must map names to values")
         for name in self.chat_template_kwargs:
             _check_text("a name of chat_template_kwargs", name)
+
+    def sampling(self, model: Mapping[str, Any]) -> Sampling:
+        """What applies: these options, and what they leave open as the model has it."""
+        names = [name for name, *_ in _SAMPLING]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return Sampling(**{**model, **given})
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    check = _check_whole if name in ("max_tokens", "top_k", "seed") else _check_number
+    check(name, value)
+    if not low <= value <= high:
+        allowed = f"at least {low}" if high == _INFINITY else f"between {low} and {high}"
+        raise OptionError(f"{name} is {value}; it must be {allowed}")
 
 
 def _check_whole(name: str, value: object) -> None:

@@ -109,9 +109,15 @@ class Pipeline:
         wrong = set(self._padded).intersection(prompt)
         if wrong:
             raise OptionError(f"the prompt id {min(wrong)} has no token: it only fills up the model's {vocab} rows")
-        eos = self.bundle.manifest.tokenizer.eos
+        manifest = self.bundle.manifest
         request = Request(
-            tuple(prompt), eos, vocab, options or GenerateOptions(), cancel or threading.Event(), self._padded
+            prompt=tuple(prompt),
+            eos=manifest.tokenizer.eos,
+            vocab_size=vocab,
+            options=options or GenerateOptions(),
+            cancel=cancel or threading.Event(),
+            sampling=manifest.sampling,
+            padded=self._padded,
         )
         return TokenRun(Turn(self._turns), request)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,13 +74,25 @@ def uniforms(seed: int) -> Iterator[float]:
 
 
 class Sampler:
-    """Picks the tokens of one answer. `seed` is the one in use, `draws` how many random numbers it has given."""
+    """Picks the tokens of one answer.
 
-    def __init__(self, options: GenerateOptions, vocab: int, *, padded: Sequence[int] = ()) -> None:
+    `sampling` is what applies, `seed` the one in use, `draws` how many random numbers it has given.
+    """
+
+    def __init__(
+        self,
+        options: GenerateOptions,
+        vocab: int,
+        *,
+        model: Mapping[str, Any] | None = None,
+        padded: Sequence[int] = (),
+    ) -> None:
         """`vocab` is the length of the logits, `padded` are the ids that have no token and are never sampled.
 
-        Raises OptionError for a logit bias that does not fit them.
+        `model` has the values of `Sampling` that the options leave open. Raises OptionError for a logit bias of an id
+        that has no token.
         """
+        self.sampling = options.sampling(model or {})
         # 53 bits: a fresh seed survives a JSON reader that keeps numbers as doubles.
         self.seed = secrets.randbits(53) if options.seed is None else options.seed
         self.draws = 0
@@ -97,14 +109,14 @@ class Sampler:
         self._holes = (~known[:vocab]).nonzero()[0]
         self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
         self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
-        self._repeats = options.repetition_penalty != 1.0
+        self._repeats = self.sampling.repetition_penalty != 1.0
         self._counts_matter = options.presence_penalty != 0.0 or options.frequency_penalty != 0.0
         self._seen = _Distinct(vocab) if self._repeats else None
         self._answer = _Distinct(vocab) if self._counts_matter else None
         adjusts = self._repeats or self._counts_matter or bool(options.logit_bias) or len(self._holes) > 0
         self._logits = np.empty(vocab, np.float32) if adjusts else None
         self._uniforms = uniforms(self.seed)
-        self._work = np.empty(vocab if options.temperature > 0 else 0, np.float32)
+        self._work = np.empty(vocab if self.sampling.temperature > 0 else 0, np.float32)
 
     def prompt(self, tokens: Iterable[int]) -> None:
         """Tell the tokens of the prompt: the repetition penalty counts them."""
@@ -129,7 +141,7 @@ class Sampler:
         top = float(logits[best])
         if not math.isfinite(top):
             raise NumericsError(f"the logit of token {best} is {top}; the bundle or the runtime is at fault")
-        if self._options.temperature == 0:
+        if self.sampling.temperature == 0:
             return best
         u = next(self._uniforms)
         self.draws += 1
@@ -144,7 +156,7 @@ class Sampler:
         if self._seen is not None:
             ids, _ = self._seen.view()
             held = self._logits[ids].astype(np.float64)
-            penalty = self._options.repetition_penalty
+            penalty = self.sampling.repetition_penalty
             self._logits[ids] = np.where(held > 0, held / penalty, held * penalty)
         if self._answer is not None:
             ids, counts = self._answer.view()
@@ -158,7 +170,7 @@ class Sampler:
 
     def _draw(self, logits: Logits, top: float, u: float) -> int:
         """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
-        top_k, top_p, min_p = self._options.top_k, self._options.top_p, self._options.min_p
+        top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
         if top_k or (top_p == 1 and min_p):  # the sum of all weights is not asked for
             parts = _PARTS if top_k else (min_p / 2, 0.0)
             ids, weights, sums = self._candidates(logits, top, math.inf, parts)
@@ -175,7 +187,7 @@ class Sampler:
 
     def _pick(self, weights: Array, sums: Array, total: float, u: float) -> int:
         """Steps 7 to 9 for candidates in order, with their running sums; `total` is the sum that step 6 left."""
-        top_p, min_p = self._options.top_p, self._options.min_p
+        top_p, min_p = self.sampling.top_p, self.sampling.min_p
         count = len(sums)
         if top_p < 1:
             count = min(count, int(sums.searchsorted(top_p * total)) + 1)
@@ -193,7 +205,7 @@ class Sampler:
         They go down to the first of the falling `floors`, the last of which is 0, that leaves them as many as top_k;
         or, without it, so many that their weights sum to more than `goal`, or all that are not under min_p.
         """
-        top_k, temperature = self._options.top_k, self._options.temperature
+        top_k, temperature = self.sampling.top_k, self.sampling.temperature
         for floor in floors:
             lowest = max(_LOWEST, top + temperature * math.log(floor)) if floor else _LOWEST
             least = np.float32(lowest)
@@ -203,7 +215,7 @@ class Sampler:
             ids = _ordered(logits, ids)[: top_k or None]
             weights = self._weights(logits[ids], top)
             sums = weights.cumsum()
-            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) < self._options.min_p:
+            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) < self.sampling.min_p:
                 break
         return ids, weights, sums
 
@@ -211,14 +223,14 @@ class Sampler:
         """float64 weights of step 5."""
         weights = logits.astype(np.float64)
         weights -= top
-        weights /= self._options.temperature
+        weights /= self.sampling.temperature
         return np.exp(weights, out=weights)
 
     def _rough_mass(self, logits: Logits, top: float) -> float:
         """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
         np.subtract(logits, np.float32(top), out=self._work)
         # Below 1e-30 every difference of two float32 numbers but none is far past exp's range already.
-        np.multiply(self._work, np.float32(1 / max(self._options.temperature, 1e-30)), out=self._work)
+        np.multiply(self._work, np.float32(1 / max(self.sampling.temperature, 1e-30)), out=self._work)
         np.exp(self._work, out=self._work)
         return float(self._work.sum())
 

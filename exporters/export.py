@@ -115,6 +115,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         graphs={},
         kv=_describe_kv(model),
         toolchain=_toolchain(),
+        sampling=checkpoint.sampling(),
     )
     _check_opening(checkpoint, draft, files)
     return _Described(model, graph, recipe, plans, files, wanted, notes, draft)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from edge.commands import terminal
 from edge.commands.patience import Sign
 from edge.commands.wrapping import Wrapper, columns
 from edge.memory import peak_memory
-from edge.options import GenerateOptions
+from edge.options import GenerateOptions, Sampling
 
 if TYPE_CHECKING:
     from edge.generation import Result
@@ -126,9 +127,18 @@ def describe(result: Result) -> str:
         f"peak memory {'unknown' if peak is None else terminal.megabytes(peak)}",
         f"KV {result.kv_used}/{result.kv_slots}",
         f"dropped {result.dropped_tokens}",
-        f"seed {result.seed}",
+        f"{describe_sampling(result.sampling)}, seed {result.seed}",
     ]
     return ", ".join(parts)
+
+
+def describe_sampling(sampling: Sampling) -> str:
+    """What of it is in force: `temperature 0.7, top_p 0.8`, or `greedy`."""
+    neutral = Sampling()
+    names = ("repetition_penalty",) if sampling.temperature == 0 else [item.name for item in fields(sampling)]
+    told = {name: getattr(sampling, name) for name in names}
+    said = [f"{name} {value:g}" for name, value in told.items() if value != getattr(neutral, name)]
+    return ", ".join([*(["greedy"] if sampling.temperature == 0 else []), *said])
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import typer
 import edge
 from edge import store
 from edge.bundle import TOKENIZER, Bundle
-from edge.commands import terminal
+from edge.commands import answer, terminal
 from edge.commands.complete import BundleArgument, KvDtypeOption
 from edge.commands.quality import print_quality
 from edge.errors import BundleError
 from edge.kv import plan_layout, row_bytes
+from edge.options import Sampling
 from edge.pipeline import DEFAULT_CONTEXT
 from edge.quality import QualityReport
 from edge.tokenizer import read_json
@@ -63,6 +64,7 @@ def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
         "kv_dtype": dtype,
         "kv_bytes_per_token": token,
         "memory": {"context": context, "weights": weights, "kv": cache, "total": weights + cache},
+        "sampling": manifest.sampling,
         "origin": asdict(manifest.origin) if manifest.origin else None,
         "artefacts": {name: asdict(artefact) for name, artefact in manifest.artefacts.items()},
         "quality": manifest.quality.to_json(),
@@ -150,6 +152,7 @@ def _print(report: dict[str, Any]) -> None:
         f"{report['kv_bytes_per_token']} bytes of KV a token in {report['kv_dtype']}",
         "turn ends": "; ".join(_end_line(row) for row in report["ends"])
         or "none known: answers go on until their limit",
+        "sampling": answer.describe_sampling(Sampling(**report["sampling"])),
         "memory": f"{terminal.megabytes(memory['total'])} at {memory['context']} tokens "
         f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
     }

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SAMPLING = "Sampling"
 
+_OWN = "[default: the model's own]"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -65,17 +67,23 @@ class Run:
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Most tokens of an answer. [default: what fits]")
     ] = None
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 always takes the likeliest token.")] = 0.0
-    top_k: Annotated[int, typer.Option(metavar="N", help="Draw from the k likeliest tokens; 0: off.")] = 0
+    temperature: Annotated[
+        float | None, typer.Option(metavar="X", help=f"0 always takes the likeliest token. {_OWN}")
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(metavar="N", help=f"Draw from the k likeliest tokens; 0: off. {_OWN}")
+    ] = None
     top_p: Annotated[
-        float, typer.Option(metavar="X", help="Draw from the likeliest tokens that hold this much probability.")
-    ] = 1.0
+        float | None,
+        typer.Option(metavar="X", help=f"Draw from the likeliest tokens that hold this much probability. {_OWN}"),
+    ] = None
     min_p: Annotated[
-        float, typer.Option(metavar="X", help="Draw from tokens at least this likely, relative to the likeliest.")
-    ] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(metavar="X", help="Above 1: seen tokens become less likely.")] = (
-        1.0
-    )
+        float | None,
+        typer.Option(metavar="X", help=f"Draw from tokens at least this likely, relative to the likeliest. {_OWN}"),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="X", help=f"Above 1: seen tokens become less likely. {_OWN}")
+    ] = None
     presence_penalty: Annotated[
         float, typer.Option(metavar="X", help="Taken off the logit of a generated token, once.")
     ] = 0.0

@@ -27,6 +27,7 @@ from exporters.checkpoint.gguf_config import read_architecture, read_config
 from exporters.checkpoint.gguf_container import BlockType, GgufTensorInfo
 from exporters.checkpoint.gguf_split import read_parts
 from exporters.checkpoint.gguf_tokenizer import rebuild_tokenizer
+from exporters.checkpoint.sampling import from_gguf
 from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile, row_range, to_float32
 
 Bytes = npt.NDArray[np.uint8]
@@ -169,6 +170,9 @@ class GgufCheckpoint:
     def tokenizer(self) -> TokenizerFiles:
         """Rebuilt from tokenizer.ggml.*; raises CheckpointError where the metadata does not say how to split text."""
         return rebuild_tokenizer(Path(self.path), self._metadata)
+
+    def sampling(self) -> Mapping[str, float]:
+        return from_gguf(self._metadata, Path(self.path))
 
     def close(self) -> None:
         for file in self._files:

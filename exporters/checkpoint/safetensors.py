@@ -18,6 +18,7 @@ from edge.errors import CheckpointError, EdgeError, NotFoundError, UnsupportedEr
 from edge.safetensors import TensorInfo, read_header
 from exporters.checkpoint import SourceTensor, TokenizerFiles, quantized
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
+from exporters.checkpoint.sampling import from_generation_config
 from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile
 from exporters.checkpoint.stored import OneStored, StoredTensor
 
@@ -79,6 +80,10 @@ class SafetensorsCheckpoint:
     def tokenizer(self) -> TokenizerFiles:
         """Raises CheckpointError when the folder has no tokenizer.json or its parts contradict each other."""
         return read_tokenizer(self._folder, self.config)
+
+    def sampling(self) -> Mapping[str, float]:
+        path = self._folder / "generation_config.json"
+        return from_generation_config(read_json(path), path) if path.is_file() else {}
 
     def close(self) -> None:
         for file in self._files:

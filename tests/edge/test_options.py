@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edge.errors import OptionError
-from edge.options import GenerateOptions, RuntimeOptions
+from edge.options import GenerateOptions, RuntimeOptions, Sampling
 from tests.edge.scripted import OpenScripted
 
 CPUS = os.cpu_count() or 1
@@ -33,7 +33,6 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
     ({"max_tokens": True}, "max_tokens is True; it must be a whole number"),
     ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
-    ({"top_k": None}, "top_k is None; it must be a whole number"),
     ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
     ({"temperature": "1"}, "temperature is '1'; it must be a number"),
     ({"temperature": False}, "temperature is False; it must be a number"),
@@ -49,6 +48,21 @@ GENERATE: list[tuple[dict[str, Any], str]] = [
     ({"stop": ""}, "an empty stop string would end every answer at once"),
     ({"ignore_eos": 1}, "ignore_eos is 1; it must be True or False"),
 ]
+SAMPLING: list[tuple[dict[str, Any], dict[str, Any], Sampling]] = [
+    ({}, {}, Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)),
+    ({}, {"temperature": 0.7, "top_p": 0.8}, Sampling(temperature=0.7, top_p=0.8)),
+    ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.8}, Sampling(temperature=0, top_p=0.8)),
+    ({"top_p": 1.0, "top_k": 5}, {"temperature": 0.7, "top_p": 0.8}, Sampling(temperature=0.7, top_k=5)),
+]
+
+
+@pytest.mark.parametrize(("given", "model", "applied"), SAMPLING)
+def test_n13_what_the_caller_leaves_open_is_the_models_own(
+    given: dict[str, Any], model: dict[str, Any], applied: Sampling
+) -> None:
+    assert GenerateOptions(**given).sampling(model) == applied
+
+
 RUNTIME: list[tuple[dict[str, Any], str]] = [
     ({"context": 1.5}, "context is 1.5; it must be a whole number"),
     ({"context": 0}, "context is 0; it must be between 1 and 2147483648"),

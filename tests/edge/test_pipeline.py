@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge import pipeline as pipeline_module
-from edge.errors import OptionError, PromptTooLongError
-from edge.options import GenerateOptions, RuntimeOptions
+from edge.bundle import Manifest
+from edge.errors import BundleError, OptionError, PromptTooLongError
+from edge.options import GenerateOptions, RuntimeOptions, Sampling
 from edge.pipeline import Pipeline, load
 from runtimes.scripted import write_bundle
 from tests.edge.scripted import FOX, OpenScripted, change_manifest, runtime, without
@@ -80,6 +82,33 @@ def test_k12_a_full_context_ends_the_answer(count: int, answer: int, opened: Ope
     run = pipeline.tokens(prompt(count))
     assert [event.id for event in run] == list(b"abcdefgh"[:answer])
     assert (run.progress.finish_reason, run.progress.kv_used) == ("length", 64)
+
+
+@pytest.mark.parametrize(
+    ("given", "applied"),
+    [
+        ({}, Sampling(temperature=0.7, top_p=0.8)),
+        ({"temperature": 0}, Sampling(temperature=0, top_p=0.8)),
+        ({"temperature": 1.5, "top_k": 3, "top_p": 1}, Sampling(temperature=1.5, top_k=3, top_p=1)),
+    ],
+)
+def test_n13_the_models_own_sampling_is_the_default_and_the_result_says_what_applied(
+    given: dict[str, float], applied: Sampling, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "x.dsedge", [FOX])
+    own = replace(bundle.manifest, sampling={"temperature": 0.7, "top_p": 0.8})
+    with Pipeline(replace(bundle, manifest=own), RuntimeOptions(runtime="scripted")) as pipeline:
+        options: dict[str, Any] = {"seed": 3, **given}
+        result = pipeline.complete("hi", GenerateOptions(**options))
+        assert (result.sampling, result.text) == (applied, FOX)
+
+
+def test_n13_a_manifest_with_impossible_sampling_is_refused(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "x.dsedge", [FOX])
+    for sampling, message in (({"temperature": -1}, "temperature is -1; it must be"), ({"heat": 1}, "heat")):
+        data = {**bundle.manifest.to_json(), "sampling": sampling}
+        with pytest.raises(BundleError, match=f"manifest is ill-formed.*{message}"):
+            Manifest.from_json(data)
 
 
 # --- prompts and the context --------------------------------------------------------------------------------------

@@ -31,16 +31,17 @@ def order(logits: Logits) -> list[int]:
 
 def slow_draw(logits: Logits, options: GenerateOptions, draw: int, slack: float = 1e-12) -> int:
     """Steps 5 to 9 of the rule, written from its text with plain loops; `slack`: sums a rounding away from top_p."""
+    sampling = options.sampling({})
     ranked = [n for n in order(logits) if logits[n] > -math.inf]
     top = float(logits[ranked[0]])
-    weight = {n: math.exp(max(-745.2, (float(logits[n]) - top) / options.temperature)) for n in ranked}
-    if options.top_k:
-        ranked = ranked[: options.top_k]
-    if options.top_p < 1:
-        goal = options.top_p * math.fsum(weight[n] for n in ranked)
+    weight = {n: math.exp(max(-745.2, (float(logits[n]) - top) / sampling.temperature)) for n in ranked}
+    if sampling.top_k:
+        ranked = ranked[: sampling.top_k]
+    if sampling.top_p < 1:
+        goal = sampling.top_p * math.fsum(weight[n] for n in ranked)
         size = next(i for i in range(1, len(ranked) + 1) if math.fsum(weight[n] for n in ranked[:i]) >= goal - slack)
         ranked = ranked[:size]
-    ranked = [n for n in ranked if weight[n] >= options.min_p]
+    ranked = [n for n in ranked if weight[n] >= sampling.min_p]
     target = uniform(options.seed or 0, draw) * math.fsum(weight[n] for n in ranked)
     running = 0.0
     for n in ranked:
@@ -268,11 +269,12 @@ def test_a_large_vocabulary_is_drawn_from_as_deep_as_it_must(options: dict[str, 
     logits = (np.random.default_rng(8).standard_normal(20_000) * spread).astype(np.float32)
     full = GenerateOptions(seed=9, **options)
     picker = Sampler(full, len(logits))
-    weights = np.exp((logits.astype(np.float64) - logits.max()) / full.temperature)
+    sampling = full.sampling({})
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / sampling.temperature)
     ranked = np.array(order(logits))
     sums = np.cumsum(weights[ranked])
-    count = full.top_k or len(ranked)
-    count = int(np.searchsorted(sums[:count], full.top_p * sums[count - 1])) + 1 if full.top_p < 1 else count
+    count = sampling.top_k or len(ranked)
+    count = int(np.searchsorted(sums[:count], sampling.top_p * sums[count - 1])) + 1 if sampling.top_p < 1 else count
     for draw in range(40):
         place = np.searchsorted(sums, uniform(9, draw) * sums[count - 1], side="right")
         assert picker.sample(logits) == ranked[place]
