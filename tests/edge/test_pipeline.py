@@ -106,7 +106,7 @@ def test_n13_the_models_own_sampling_is_the_default_and_the_result_says_what_app
 def test_n13_a_manifest_with_impossible_sampling_is_refused(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "x.dsedge", [FOX])
     for sampling, message in (({"temperature": -1}, "temperature is -1; it must be"), ({"heat": 1}, "heat")):
-        data = {**bundle.manifest.to_json(), "sampling": sampling}
+        data = {**json.loads(json.dumps(bundle.manifest.to_json())), "sampling": sampling}
         with pytest.raises(BundleError, match=f"manifest is ill-formed.*{message}"):
             Manifest.from_json(data)
 
