@@ -21,7 +21,7 @@ from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
 from runtimes.native.builder import build
 from runtimes.native.kv_dtypes import kv_dtypes
 from runtimes.native.loading import load
-from runtimes.native.program import KINDS, KV_DTYPES, MATRIX_KINDS, Matrix, Program
+from runtimes.native.program import KINDS, KV_DTYPES, Matrix, Program
 
 if TYPE_CHECKING:
     from runtimes.native._native import Engine
@@ -197,10 +197,9 @@ def _tables(program: Program) -> list[tuple[list[Any], Any, int]]:
     ]  # fmt: skip
 
 
-def _shape(matrix: Matrix) -> tuple[int, int, int, int, list[int], bool]:
+def _shape(matrix: Matrix) -> tuple[str, int, int, list[int], bool]:
     rows = [weight.shape[0] for weight in matrix.weights]
     columns, scheme = matrix.weights[0].shape[1], matrix.scheme
     if scheme is None:
-        bits = 16 if matrix.dtype == "float16" else 32
-        return bits, 0, MATRIX_KINDS.index("raw"), columns, rows, matrix.interleaved
-    return scheme.bits, scheme.group, MATRIX_KINDS.index(scheme.kind), columns, rows, matrix.interleaved
+        return matrix.dtype, 0, columns, rows, matrix.interleaved
+    return f"int{scheme.bits}-{scheme.kind}", scheme.group, columns, rows, matrix.interleaved

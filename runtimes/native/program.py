@@ -12,7 +12,6 @@ from edge.payload import Scheme
 
 NONE = -1
 KINDS = ("embed", "norm", "quantize", "linear", "store", "attention", "gate", "add", "select", "softcap", "rope")
-MATRIX_KINDS = ("sym", "zp", "affine", "raw")
 KV_DTYPES = ("float32", "float16", "int8")
 ACTIVATIONS = ("silu", "gelu_tanh")
 

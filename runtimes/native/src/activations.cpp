@@ -1,5 +1,7 @@
 #include "activations.hpp"
 
+#include "ops/op.hpp"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -9,10 +11,10 @@
 namespace dsedge {
 
 namespace {
-constexpr int64_t kAhead = 128; // columns: quantized rows end at a multiple of the largest group
+constexpr int64_t kAhead = 128; // columns: rows of codes end at a multiple of the largest group
 }
 
-// Hands out aligned pieces of a block of memory; with no memory yet it only counts.
+// Hands out aligned pieces of some memory; with no memory yet it only counts.
 class Activations::Carver {
 public:
   explicit Carver(uint8_t *base) : base_(base) {}
@@ -37,11 +39,8 @@ private:
 Activations::Activations(const Program &program, int32_t threads) : program_(program), threads_(threads) {
   views_.floats.resize(program.buffers.size());
   for (const Instruction &instruction : program.instructions)
-    if (instruction.op == Op::kAttention)
-      pairs_ = std::max<int64_t>(pairs_, instruction.heads / instruction.kv_heads);
-  for (const MatrixShape &shape : program.matrices)
-    panel_bytes_ = std::max(panel_bytes_, (shape.columns + kAhead) * kPanel * 4);
-  padded_ = whole_lines(program.kv.dim);
+    if (instruction.op().reserve)
+      instruction.op().reserve(program, instruction, room_);
 }
 
 void Activations::reserve(int64_t rows, int64_t wanted) {
@@ -62,33 +61,35 @@ void Activations::reserve(int64_t rows, int64_t wanted) {
 Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t wanted) const {
   Views views;
   views.floats.resize(program_.buffers.size());
-  views.quantized.resize(program_.quantized.size());
+  views.codes.resize(program_.buffers.size());
   views.scratch.resize(static_cast<size_t>(threads_));
-  for (size_t i = 0; i < views.floats.size(); ++i)
-    if (static_cast<int32_t>(i) != kLogits)
-      views.floats[i] = carver.take<float>((program_.buffers[i].selected ? wanted : rows) * program_.buffers[i].width);
   int64_t widest = 0, blocks = 0, flags = 0;
-  for (const Buffer &buffer : program_.buffers)
-    widest = std::max(widest, buffer.width);
-  for (size_t i = 0; i < views.quantized.size(); ++i) {
-    const int64_t each = (program_.quantized[i].width + kAhead - 1) / kAhead * (kAhead / kBlock);
-    const int64_t count = program_.quantized[i].selected ? wanted : rows;
-    views.quantized[i] = carver.take_rows(count, each);
-    blocks = std::max(blocks, each);
-    flags = std::max(flags, count * each);
+  for (size_t i = 0; i < program_.buffers.size(); ++i) {
+    const Buffer &buffer = program_.buffers[i];
+    const int64_t count = buffer.wanted ? wanted : rows;
+    if (buffer.codes) {
+      const int64_t each = (buffer.width + kAhead - 1) / kAhead * (kAhead / kBlock);
+      views.codes[i] = carver.take_rows(count, each);
+      blocks = std::max(blocks, each);
+      flags = std::max(flags, count * each);
+    } else {
+      widest = std::max(widest, buffer.width);
+      if (static_cast<int32_t>(i) != kLogits)
+        views.floats[i] = carver.take<float>(count * buffer.width);
+    }
   }
   if (flags > std::numeric_limits<int32_t>::max())
     throw std::invalid_argument("program: more quantized blocks than can be counted");
   for (Scratch &s : views.scratch) {
-    s.panel = carver.take<uint8_t>(panel_bytes_);
+    s.panel = carver.take<uint8_t>(room_.panel_bytes);
     s.results = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.others = carver.take<float>(std::max(rows, wanted) * kPanel);
-    s.queries = carver.take<float>(pairs_ * padded_);
+    s.queries = carver.take<float>(room_.tile_rows * room_.query_stride);
     s.scores = carver.take<float>(kRowsAtOnce * kSpan);
-    s.converted = carver.take<float>(2 * kSpan * padded_);
-    s.local = carver.take<float>(2 * pairs_ * padded_);
-    s.sums = carver.take<float>(4 * pairs_);
-    s.positions = carver.take<int64_t>(pairs_);
+    s.converted = carver.take<float>(kSpan * (room_.query_stride + room_.padded));
+    s.local = carver.take<float>(2 * room_.tile_rows * room_.padded);
+    s.sums = carver.take<float>(4 * room_.tile_rows);
+    s.positions = carver.take<int64_t>(room_.tile_rows);
     s.own_row = carver.take<float>(widest);
     s.own_codes = carver.take_rows(1, blocks);
     s.flagged = {carver.take<int32_t>(blocks + 2), carver.take<int32_t>(flags)};

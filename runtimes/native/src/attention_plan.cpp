@@ -57,21 +57,23 @@ bool last_is_apart(const std::vector<Piece> &pieces) {
 
 } // namespace
 
-AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
-                             const std::vector<int64_t> &blocks, int32_t threads) {
+AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut, const RingShape &ring,
+                             const std::vector<int64_t> &bands, int32_t threads) {
   AttentionPlan plan;
+  const int64_t kv_heads = cut.kv_heads;
+  int64_t queries = cut.queries;
   const int64_t wished = 4 * threads; // tasks, at least: threads then end at about the same time
   int64_t rows = 0, tiles = 0;
   for (const Segment &segment : segments) {
-    plan.pieces.push_back(find_pieces(segment, segment.rings[ring], kv.rings[ring]));
+    plan.pieces.push_back(find_pieces(segment, segment.rings[static_cast<size_t>(cut.ring)], ring));
     rows += segment.count;
   }
   plan.apart = segments.size() == 1 && last_is_apart(plan.pieces[0]);
-  if (blocks.empty())
-    queries = std::clamp<int64_t>(rows * kv.kv_heads / wished, 1, queries);
+  if (bands.empty())
+    queries = std::clamp<int64_t>(rows * kv_heads / wished, 1, queries);
   for (const Segment &segment : segments)
-    tiles += cuts(segment.count, queries) * kv.kv_heads;
-  const int64_t parts_wished = blocks.empty() ? std::max<int64_t>(1, wished / tiles) : 1; // of a tile
+    tiles += cuts(segment.count, queries) * kv_heads;
+  const int64_t parts_wished = bands.empty() ? std::max<int64_t>(1, wished / tiles) : 1; // of a tile
   for (size_t index = 0; index < segments.size(); ++index) {
     std::vector<int64_t> spans;
     for (const Piece &piece : plan.pieces[index])
@@ -79,8 +81,8 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, 
         spans.push_back(piece.position / kSpan);
     for (int64_t first = 0, count; first < segments[index].count; first += count) {
       count = segments[index].count - first;
-      if (!blocks.empty())
-        count = std::min(count, *std::upper_bound(blocks.begin(), blocks.end(), segments[index].row + first) -
+      if (!bands.empty())
+        count = std::min(count, *std::upper_bound(bands.begin(), bands.end(), segments[index].row + first) -
                                     segments[index].row - first);
       count = cuts(count, cuts(count, queries)); // of about equal size
       plan.queries = std::max(plan.queries, count);

@@ -39,10 +39,18 @@ struct AttentionPlan {
   bool apart = false;
 };
 
-// `blocks`: rows at which tasks end, with which each has all its spans to itself, or none: then spans are spread over
-// tasks so that all threads have some. The segments have no more held and new rows than their rings have room for. Throws std::invalid_argument for rings
-// that contradict themselves: a position held twice or not before the new ones.
-AttentionPlan plan_attention(const std::vector<Segment> &segments, size_t ring, const KvShape &kv, int64_t queries,
-                             const std::vector<int64_t> &blocks, int32_t threads);
+// How the attention of some layers is cut.
+struct AttentionCut {
+  int32_t ring, kv_heads;
+  int64_t queries; // of a task, at most
+
+  bool operator==(const AttentionCut &) const = default;
+};
+
+// `bands`: rows at which tasks end, each of which then has all its spans to itself, or none: then spans are spread over
+// tasks so that all threads have some. The segments have no more held and new rows than their rings have room for. Throws
+// std::invalid_argument for rings that contradict themselves: a position held twice or not before the new ones.
+AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut, const RingShape &ring,
+                             const std::vector<int64_t> &bands, int32_t threads);
 
 } // namespace dsedge

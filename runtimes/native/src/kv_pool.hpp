@@ -1,27 +1,27 @@
 // Storage for the keys and values of every sequence, in memory that the system commits as it is touched.
 #pragma once
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 #include "memory.hpp"
+#include "schema.hpp"
 
 #include <vector>
 
 namespace dsedge {
 
-struct RingShape {
-  int64_t slots, window, sinks;
+// What a layer keeps, and in which ring.
+struct KvLayer {
+  int32_t ring, kv_heads, key_dim, value_dim;
+  KvFormat format;
 };
 
-// The layers' rings and the sizes of a head; a ring has `chunk` rows behind its slots, where a forward puts new rows
-// that have no free slot to go to.
+// A ring has `chunk` rows behind its slots, where a forward puts new rows that have no free slot to go to.
 struct KvShape {
-  int64_t sequences, chunk;
-  int32_t kv_heads, dim;
+  int64_t sequences = 0, chunk = 0;
   std::vector<RingShape> rings;
-  std::vector<int32_t> layers;   // the ring of each layer
-  std::vector<KvFormat> formats; // of each layer
+  std::vector<KvLayer> layers;
 
-  size_t ring_of(int32_t layer) const { return static_cast<size_t>(layers[static_cast<size_t>(layer)]); }
+  const RingShape &ring_of(const KvLayer &layer) const { return rings[static_cast<size_t>(layer.ring)]; }
 };
 
 class KvPool {
@@ -30,13 +30,13 @@ public:
   KvPool(const KvShape &shape, const Kernels &kernels);
 
   int64_t bytes() const { return bytes_; }
-  HeadStore head(int64_t sequence, int32_t layer, int32_t kv_head) const;
+  KvHead head(int64_t sequence, int32_t layer, int32_t kv_head) const;
 
   // The rest throws std::invalid_argument for a sequence, ring, slot or layer that is not there.
   // Moves new rows from `scratch` on into the slots `targets`; sink keys are kept aside too.
   void store(int64_t sequence, int32_t ring, const std::vector<int64_t> &targets, int64_t scratch);
   void copy_slots(int64_t source, int64_t target, const std::vector<int64_t> &filled);
-  // Writes the sink keys of a layer turned by the given cos and sin of each pair.
+  // Writes the sink keys of a layer, rotated by the given cos and sin of each pair.
   void rotate_sinks(int64_t sequence, int32_t layer, const std::vector<float> &cos, const std::vector<float> &sin);
 
 private:
@@ -50,7 +50,7 @@ private:
   int64_t bytes_ = 0, sequence_bytes_ = 0;
   std::vector<int64_t> offsets_; // of each layer within a sequence
   Memory memory_;
-  std::vector<std::vector<float>> sinks_; // [sequence * layers + layer]: [kv_heads][sinks][dim], as they were written
+  std::vector<std::vector<float>> sinks_; // [sequence * layers + layer]: [kv_heads][sinks][key_dim], as they were written
 };
 
 } // namespace dsedge

@@ -22,80 +22,55 @@ namespace {
 using namespace dsedge;
 
 template <typename T, int kDims> using Array = nb::ndarray<const T, nb::ndim<kDims>, nb::c_contig, nb::device::cpu>;
-using Ints = Array<int32_t, 2>;
 using Longs = Array<int64_t, 2>;
 using Reals = Array<float, 2>;
 using Results = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>; // written to: never a converted copy
-// bits, group, kind, columns, rows of each part, interleaved
-using ShapeTuple = std::tuple<int32_t, int32_t, int32_t, int64_t, std::vector<int64_t>, bool>;
 
 void require(bool fine, const char *message) {
   if (!fine)
     throw std::invalid_argument(message);
 }
 
-constexpr size_t kFields = 17, kRealFields = 4;
+constexpr int kDeepest = 8; // of lists in lists
 
-std::vector<Instruction> instructions(const Ints &ints, const Reals &reals, const Ints &parts) {
-  require(ints.shape(1) == kFields && reals.shape(1) == kRealFields && parts.shape(1) == 4 &&
-              ints.shape(0) == reals.shape(0),
-          "program: tables of another format");
-  std::vector<Instruction> result;
-  for (size_t n = 0; n < ints.shape(0); ++n) {
-    const int32_t *f = ints.data() + n * kFields;
-    const float *r = reals.data() + n * kRealFields;
-    require(f[0] >= 0 && f[0] < kOps, "program: an unknown op");
-    result.push_back({static_cast<Op>(f[0]), f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11], f[12],
-                      f[13], f[14], f[15], f[16], r[0], r[1], r[2], r[3], {}});
+// What Python gives, before the schema is asked what it should have been.
+Value value_of(nb::handle given, int depth) {
+  require(depth < kDeepest, "program: lists in too many lists");
+  if (given.is_none())
+    return {std::monostate{}};
+  if (nb::isinstance<nb::bool_>(given))
+    return {nb::cast<bool>(given)};
+  if (nb::isinstance<nb::int_>(given)) {
+    int64_t number = 0;
+    require(nb::try_cast(given, number), "program: an integer of more than 64 bits");
+    return {number};
   }
-  for (size_t n = 0; n < parts.shape(0); ++n) {
-    const int32_t *p = parts.data() + n * 4;
-    require(p[0] >= 0 && static_cast<size_t>(p[0]) < result.size(), "program: a part of no instruction");
-    result[static_cast<size_t>(p[0])].parts.push_back({p[1], p[2], p[3]});
-  }
-  return result;
-}
-
-std::vector<Buffer> buffers(const Longs &table) {
-  require(table.shape(1) == 2, "program: tables of another format");
-  std::vector<Buffer> result;
-  for (size_t n = 0; n < table.shape(0); ++n)
-    result.push_back({table.data()[n * 2], table.data()[n * 2 + 1] != 0});
-  return result;
-}
-
-struct ProgramBuilder {
-  Program program;
-
-  ProgramBuilder(Ints ints, Reals reals, Ints parts, Longs floats, Longs quantized) {
-    program.instructions = instructions(ints, reals, parts);
-    program.buffers = buffers(floats);
-    program.quantized = buffers(quantized);
-  }
-  void add_matrix(const ShapeTuple &shape) {
-    const auto &[bits, group, kind, columns, parts, interleaved] = shape;
-    require(kind >= 0 && kind <= static_cast<int32_t>(Kind::kRaw), "program: an unknown kind of matrix");
-    program.matrices.push_back({bits, group, static_cast<Kind>(kind), columns, parts, interleaved});
-  }
-  void add_vector(Array<float, 1> values) {
-    program.vectors.emplace_back(values.data(), values.data() + values.shape(0));
-  }
-  void add_rope(int64_t pairs) { program.ropes.push_back(pairs); }
-  void add_ring(int64_t slots, int64_t window, int64_t sinks) { program.kv.rings.push_back({slots, window, sinks}); }
-  void set_kv(int64_t sequences, int64_t chunk, int32_t kv_heads, int32_t dim, const std::vector<int32_t> &layers,
-              const std::vector<int32_t> &formats) {
-    program.kv.formats.clear();
-    for (int32_t format : formats) {
-      require(format >= 0 && format <= static_cast<int32_t>(KvFormat::kInt8), "program: an unknown format of the cache");
-      program.kv.formats.push_back(static_cast<KvFormat>(format));
+  if (nb::isinstance<nb::float_>(given))
+    return {nb::cast<double>(given)};
+  if (nb::isinstance<nb::str>(given))
+    return {nb::cast<std::string>(given)};
+  if (nb::isinstance<nb::dict>(given)) {
+    Fields fields;
+    for (const auto &[key, item] : nb::borrow<nb::dict>(given)) {
+      require(nb::isinstance<nb::str>(key), "program: a field whose name is no text");
+      fields.emplace_back(nb::cast<std::string>(key), value_of(item, depth + 1));
     }
-    program.kv.sequences = sequences;
-    program.kv.chunk = chunk;
-    program.kv.kv_heads = kv_heads;
-    program.kv.dim = dim;
-    program.kv.layers = layers;
+    return {std::move(fields)};
   }
-};
+  require(nb::isinstance<nb::list>(given) || nb::isinstance<nb::tuple>(given), "program: a value of no known type");
+  std::vector<Value> items;
+  for (nb::handle item : given)
+    items.push_back(value_of(item, depth + 1));
+  return {std::move(items)};
+}
+
+Program program_of(const nb::dict &tables, const std::vector<Array<float, 1>> &vectors) {
+  std::vector<std::vector<float>> copies;
+  for (const Array<float, 1> &values : vectors)
+    copies.emplace_back(values.data(), values.data() + values.shape(0));
+  const Value value = value_of(tables, 0);
+  return decode_program(std::get<Fields>(value.data), std::move(copies));
+}
 
 int64_t process() {
 #ifdef _WIN32
@@ -118,10 +93,11 @@ struct Opened {
   }
 };
 
-Opened *make_engine(const ProgramBuilder &builder, const std::string &kernels, int32_t threads) {
+Opened *make_engine(const nb::dict &tables, const std::vector<Array<float, 1>> &vectors, const std::string &kernels,
+                    int32_t threads) {
   const Kernels *found = find_kernels(kernels.c_str());
   require(found != nullptr, "engine: a kernel set that is unknown, or not usable on this processor");
-  return new Opened(std::make_unique<Engine>(builder.program, *found, threads));
+  return new Opened(std::make_unique<Engine>(program_of(tables, vectors), *found, threads));
 }
 
 void pack_rows(Opened &opened, int32_t matrix, int32_t part, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
@@ -195,15 +171,9 @@ NB_MODULE(_native, m) {
     const Kernels *found = find_kernels(name.c_str());
     return std::string(found ? found->name : "");
   });
-  nb::class_<ProgramBuilder>(m, "Program")
-      .def(nb::init<Ints, Reals, Ints, Longs, Longs>())
-      .def("add_matrix", &ProgramBuilder::add_matrix)
-      .def("add_vector", &ProgramBuilder::add_vector)
-      .def("add_rope", &ProgramBuilder::add_rope)
-      .def("add_ring", &ProgramBuilder::add_ring)
-      .def("set_kv", &ProgramBuilder::set_kv);
+  m.def("schema", &schema);
   nb::class_<Opened>(m, "Engine")
-      .def(nb::new_(&make_engine))
+      .def(nb::new_(&make_engine), "tables"_a, "vectors"_a, "kernels"_a, "threads"_a)
       .def("pack", &pack_rows)
       .def("forward", &forward, "tokens"_a, "segments"_a, "held"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert())
       .def("read", &read_buffer, "buffer"_a, "out"_a.noconvert())

@@ -1,193 +1,246 @@
 #include "program.hpp"
 
+#include "ops/op.hpp"
+
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace dsedge {
 
 namespace {
 
-constexpr int64_t kWidest = int64_t{1} << 31;
+constexpr int64_t kWidest = int64_t{1} << 31, kMostInstructions = 100000, kMostPairs = 65536, kMostDim = 65535;
 
-// Checks one instruction; every method throws std::invalid_argument.
-class Checker {
-public:
-  Checker(const Program &program, size_t index) : p_(program), i_(program.instructions[index]), index_(index) {}
+void require(bool fine, const std::string &message) {
+  if (!fine)
+    throw std::invalid_argument("program: " + message);
+}
 
-  void check() const {
-    for (float x : {i_.scale, i_.eps, i_.softcap, i_.crest})
-      require(std::isfinite(x) && x >= -3e38f && x <= 3e38f, "a number that is not finite");
-    switch (i_.op) {
-    case Op::kEmbed:
-      return embed();
-    case Op::kNorm:
-      return norm();
-    case Op::kQuantize:
-      return quantize(i_.a, i_.quantized_out);
-    case Op::kLinear:
-      return linear();
-    case Op::kStore:
-      return store();
-    case Op::kAttention:
-      return attention();
-    case Op::kGate:
-      require(i_.activation == 0 || i_.activation == 1, "an unknown activation");
-      return alike({i_.a, i_.b, i_.out});
-    case Op::kAdd:
-      return alike({i_.a, i_.b, i_.out});
-    case Op::kSelect:
-      require(!buffer(i_.a).selected && buffer(i_.out).selected, "select goes from all rows to the wanted ones");
-      return require(buffer(i_.a).width == buffer(i_.out).width, "widths that differ");
-    case Op::kSoftcap:
-      require(i_.softcap > 0, "a soft-cap that is not positive");
-      return alike({i_.a, i_.out});
-    case Op::kRope:
-      return rope(i_.a, i_.heads);
-    }
-    require(false, "an unknown op");
+// Calls visit(name, field) for each operand.
+template <typename Visit> void each_operand(Operands &operands, const Visit &visit) {
+  std::visit(
+      [&](auto &kind) {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(kind)>, std::monostate>)
+          each_field(kind, visit);
+      },
+      operands);
+}
+
+// Lists the buffers that an operand names.
+struct BufferLists {
+  std::vector<int32_t> &reads, &writes;
+
+  static void add(std::vector<int32_t> &to, int32_t id) {
+    if (id != kNone)
+      to.push_back(id);
   }
-
-private:
-  void require(bool fine, const char *what) const {
-    if (!fine)
-      throw std::invalid_argument("program: instruction " + std::to_string(index_) + " has " + what);
+  void operator()(const char *, const Reads &x) const { add(reads, x); }
+  void operator()(const char *, const MaybeReads &x) const { add(reads, x); }
+  void operator()(const char *, const Writes &x) const { add(writes, x); }
+  void operator()(const char *, const MaybeWrites &x) const { add(writes, x); }
+  void operator()(const char *, const WritesList &x) const { writes.insert(writes.end(), x.ids.begin(), x.ids.end()); }
+  template <typename Other> void operator()(const char *, const Other &) const {
+    static_assert(std::is_same_v<Other, MatrixId> || std::is_same_v<Other, VectorId> || std::is_same_v<Other, RopeId> ||
+                      std::is_same_v<Other, MaybeRope> || std::is_same_v<Other, LayerId> ||
+                      std::is_same_v<Other, MaybeVectorList> || std::is_same_v<Other, Activation> ||
+                      std::is_same_v<Other, Integer> || std::is_same_v<Other, Real>,
+                  "a type of operand that is neither read nor written nor known to be neither");
   }
-
-  template <typename T> const T &at(const std::vector<T> &table, int32_t id, const char *what) const {
-    require(id >= 0 && static_cast<size_t>(id) < table.size(), what);
-    return table[static_cast<size_t>(id)];
-  }
-  const Buffer &buffer(int32_t id) const { return at(p_.buffers, id, "a buffer that is not there"); }
-  const Buffer &quantized(int32_t id) const { return at(p_.quantized, id, "a quantized buffer that is not there"); }
-  const std::vector<float> &vector(int32_t id) const { return at(p_.vectors, id, "a vector that is not there"); }
-  const MatrixShape &matrix() const { return at(p_.matrices, i_.matrix, "a matrix that is not there"); }
-
-  void alike(std::initializer_list<int32_t> ids) const {
-    const Buffer &first = buffer(*ids.begin());
-    for (int32_t id : ids)
-      require(buffer(id).width == first.width && buffer(id).selected == first.selected, "operands that differ");
-  }
-
-  void quantize(int32_t from, int32_t to) const {
-    require(buffer(from).width == quantized(to).width && buffer(from).selected == quantized(to).selected,
-            "a quantized buffer that does not fit");
-    require(i_.crest >= 0, "a negative crest");
-  }
-
-  void embed() const {
-    const MatrixShape &m = matrix();
-    require(m.parts.size() == 1 && m.columns == buffer(i_.out).width && !buffer(i_.out).selected,
-            "an embedding that does not fit");
-  }
-
-  void norm() const {
-    alike({i_.a, i_.out});
-    require(i_.heads > 0 && i_.dim > 0 && int64_t{i_.heads} * i_.dim == buffer(i_.a).width, "heads that do not fit");
-    require(vector(i_.vector).size() == static_cast<size_t>(i_.dim) && i_.eps > 0, "a norm that does not fit");
-    if (i_.quantized_out != kNone)
-      quantize(i_.out, i_.quantized_out);
-  }
-
-  void linear() const {
-    const MatrixShape &m = matrix();
-    const Buffer &in = i_.quantized == kNone ? buffer(i_.a) : quantized(i_.quantized);
-    require(in.width == m.columns, "an input of another width than the matrix");
-    require(i_.quantized == kNone || m.kind != Kind::kRaw, "quantized activations for a raw matrix");
-    require(i_.parts.size() == m.parts.size(), "another number of parts than the matrix");
-    for (size_t n = 0; n < i_.parts.size(); ++n) {
-      const Part &part = i_.parts[n];
-      require(part.rows == m.parts[n], "a part with other rows than the matrix");
-      require(part.bias == kNone || vector(part.bias).size() == static_cast<size_t>(part.rows), "a bias that does not fit");
-      if (!i_.gated)
-        require(buffer(part.buffer).width == part.rows && buffer(part.buffer).selected == in.selected,
-                "an output that does not fit");
-    }
-    require(m.interleaved == (i_.gated != 0), "interleaved parts that are not gated, or the reverse");
-    if (i_.b != kNone) {
-      require(!i_.gated && i_.parts.size() == 1, "a residual for several parts");
-      alike({i_.b, i_.parts[0].buffer});
-    }
-    if (i_.gated)
-      gated(m, in);
-  }
-
-  void gated(const MatrixShape &m, const Buffer &in) const {
-    require(m.parts.size() == 2 && (i_.activation == 0 || i_.activation == 1), "a gate of other than two parts");
-    const Buffer &out = i_.quantized_out == kNone ? buffer(i_.out) : quantized(i_.quantized_out);
-    require(out.width == m.parts[0] && out.selected == in.selected && i_.crest >= 0, "an output that does not fit");
-  }
-
-  void rope(int32_t id, int32_t heads) const {
-    const Buffer &x = buffer(id);
-    require(heads > 0 && i_.dim > 0 && int64_t{heads} * i_.dim == x.width && !x.selected, "heads that do not fit");
-    require(i_.rotary >= 2 && i_.rotary % 2 == 0 && i_.rotary <= i_.dim, "a rotary part that does not fit");
-    require(at(p_.ropes, i_.rope, "a rope that is not there") == i_.rotary / 2, "a rope of other pairs");
-  }
-
-  void heads() const {
-    require(i_.heads > 0 && i_.kv_heads > 0 && i_.heads % i_.kv_heads == 0, "heads that cannot be grouped");
-    require(i_.kv_heads == p_.kv.kv_heads && i_.dim == p_.kv.dim, "heads that are not those of the cache");
-    at(p_.kv.layers, i_.layer, "a layer that is not there");
-  }
-
-  void store() const {
-    heads();
-    require(buffer(i_.a).width == int64_t{i_.heads} * i_.dim && !buffer(i_.a).selected, "queries that do not fit");
-    for (int32_t id : {i_.b, i_.c})
-      require(buffer(id).width == int64_t{i_.kv_heads} * i_.dim && !buffer(id).selected, "keys or values that do not fit");
-    require(i_.a != i_.b && i_.b != i_.c && i_.c != i_.a, "queries, keys and values that are not three buffers");
-    if (i_.rope != kNone) {
-      rope(i_.a, i_.heads);
-      rope(i_.b, i_.kv_heads);
-    }
-  }
-
-  void attention() const {
-    heads();
-    alike({i_.a, i_.out});
-    require(buffer(i_.a).width == int64_t{i_.heads} * i_.dim && !buffer(i_.a).selected, "queries that do not fit");
-    require(i_.softcap >= 0 && i_.scale > 0, "a scale or soft-cap that is not possible");
-  }
-
-  const Program &p_;
-  const Instruction &i_;
-  size_t index_;
 };
+
+// Requires that ids are rows of their tables, and numbers finite.
+struct IdCheck {
+  const Program &program;
+  size_t index;
+
+  void fits(const char *name, int32_t id, size_t count, bool maybe = false) const {
+    if (maybe && id == kNone)
+      return;
+    require(id >= 0 && static_cast<size_t>(id) < count,
+            "instruction " + std::to_string(index) + " has no such " + name + ": " + std::to_string(id));
+  }
+  void operator()(const char *name, const Reads &x) const { fits(name, x, program.buffers.size()); }
+  void operator()(const char *name, const Writes &x) const { fits(name, x, program.buffers.size()); }
+  void operator()(const char *name, const MaybeReads &x) const { fits(name, x, program.buffers.size(), true); }
+  void operator()(const char *name, const MaybeWrites &x) const { fits(name, x, program.buffers.size(), true); }
+  void operator()(const char *name, const WritesList &x) const {
+    for (int32_t id : x.ids)
+      fits(name, id, program.buffers.size());
+  }
+  void operator()(const char *name, const MatrixId &x) const { fits(name, x, program.matrices.size()); }
+  void operator()(const char *name, const VectorId &x) const { fits(name, x, program.vectors.size()); }
+  void operator()(const char *name, const MaybeVectorList &x) const {
+    for (int32_t id : x.ids)
+      fits(name, id, program.vectors.size(), true);
+  }
+  void operator()(const char *name, const RopeId &x) const { fits(name, x, program.ropes.size()); }
+  void operator()(const char *name, const MaybeRope &x) const { fits(name, x, program.ropes.size(), true); }
+  void operator()(const char *name, const LayerId &x) const { fits(name, x, program.kv.layers.size()); }
+  void operator()(const char *name, const Activation &x) const { fits(name, x.kind, std::size(kActivations)); }
+  void operator()(const char *, const Integer &) const {} // what it may be is for the op to say
+  void operator()(const char *name, const Real &x) const {
+    require(std::fabs(x) <= 3e38f, "instruction " + std::to_string(index) + ": " + name + " is not finite");
+  }
+};
+
+KvFormat kv_format(const std::string &name) {
+  const std::pair<const char *, KvFormat> known[] = {
+      {"float32", KvFormat::kFloat32}, {"float16", KvFormat::kFloat16}, {"int8", KvFormat::kInt8}};
+  for (const auto &[text, format] : known)
+    if (name == text)
+      return format;
+  throw std::invalid_argument("program: no such format of keys and values: " + name);
+}
+
+int32_t size_of_head(int64_t number) {
+  require(number > 0 && number <= kMostDim, "a layer of " + std::to_string(number) + " heads or dimensions");
+  return static_cast<int32_t>(number);
+}
+
+KvLayer layer_of(const LayerRecord &record) {
+  require(record.ring >= 0 && record.ring < 65536, "a layer's ring that is not there");
+  return {static_cast<int32_t>(record.ring), size_of_head(record.kv_heads), size_of_head(record.key_dim),
+          size_of_head(record.value_dim), kv_format(record.format)};
+}
+
+int32_t group_of(int64_t group) {
+  require(group >= 0 && group <= 65536, "groups of " + std::to_string(group) + " columns");
+  return static_cast<int32_t>(group);
+}
+
+const Fields &fields_of(const Value &value) {
+  require(std::holds_alternative<Fields>(value.data), "an entry of a table that has no fields");
+  return std::get<Fields>(value.data);
+}
+
+// Calls `take` for each entry of a table.
+template <typename Take> void each_entry(const std::string &name, const Value &table, const Take &take) {
+  require(std::holds_alternative<std::vector<Value>>(table.data), name + " is no list");
+  for (const Value &entry : std::get<std::vector<Value>>(table.data))
+    take(fields_of(entry));
+}
+
+void decode_table(Program &program, const std::string &name, const Value &table) {
+  const auto each = [&](const auto &take) { each_entry(name, table, take); };
+  if (name == "instructions")
+    each([&](const Fields &entry) { program.instructions.emplace_back(decode_instruction(entry)); });
+  else if (name == "buffers")
+    each([&](const Fields &entry) { program.buffers.push_back(decode<Buffer>(entry)); });
+  else if (name == "matrices")
+    each([&](const Fields &entry) {
+      const MatrixRecord m = decode<MatrixRecord>(entry);
+      program.matrices.push_back({find_format(m.format), group_of(m.group), m.columns, m.rows, m.interleaved});
+    });
+  else if (name == "ropes")
+    each([&](const Fields &entry) { program.ropes.push_back(decode<RopeRecord>(entry).pairs); });
+  else if (name == "rings")
+    each([&](const Fields &entry) { program.kv.rings.push_back(decode<RingShape>(entry)); });
+  else if (name == "layers")
+    each([&](const Fields &entry) { program.kv.layers.push_back(layer_of(decode<LayerRecord>(entry))); });
+  else if (name == "cache") {
+    const CacheRecord cache = decode<CacheRecord>(fields_of(table));
+    program.kv.sequences = cache.sequences;
+    program.kv.chunk = cache.chunk;
+  } else {
+    require(false, "there is no table " + name);
+  }
+}
+
+// Logits, and all buffers and shapes by themselves.
+void verify_tables(const Program &program) {
+  require(!program.instructions.empty() && program.instructions.size() <= kMostInstructions && !program.buffers.empty(),
+          "no instructions, or far too many");
+  for (const Buffer &buffer : program.buffers)
+    require(buffer.width > 0 && buffer.width < kWidest, "a buffer of width " + std::to_string(buffer.width));
+  require(program.buffers[kLogits].wanted && !program.buffers[kLogits].codes,
+          "the logits are not floats of the wanted rows");
+  for (int64_t pairs : program.ropes)
+    require(pairs > 0 && pairs <= kMostPairs, "a rope of " + std::to_string(pairs) + " pairs");
+  for (const MatrixShape &shape : program.matrices)
+    lay_out(shape);
+}
+
+// Whether all buffers of an instruction have the same rows.
+bool same_rows(const Program &program, const Instruction &i) {
+  bool same = true;
+  for (const std::vector<int32_t> *ids : {&i.reads, &i.writes})
+    for (int32_t id : *ids)
+      same &= program.buffer(id).wanted == program.buffer(i.reads.empty() ? i.writes[0] : i.reads[0]).wanted;
+  return same;
+}
 
 } // namespace
 
-void verify(const Program &program) {
-  if (program.instructions.empty() || program.instructions.size() > 100000 || program.buffers.empty())
-    throw std::invalid_argument("program: no instructions, or far too many");
-  for (const std::vector<Buffer> *table : {&program.buffers, &program.quantized})
-    for (const Buffer &buffer : *table)
-      if (buffer.width < 1 || buffer.width >= kWidest)
-        throw std::invalid_argument("program: a buffer of width " + std::to_string(buffer.width));
-  if (!program.buffers[kLogits].selected)
-    throw std::invalid_argument("program: the logits are not of the wanted rows");
-  for (int64_t pairs : program.ropes)
-    if (pairs < 1 || pairs > 65536)
-      throw std::invalid_argument("program: a rope of " + std::to_string(pairs) + " pairs");
-  for (const MatrixShape &shape : program.matrices)
-    lay_out(shape);
-  int32_t heads = 0;
-  std::vector<bool> stored(program.kv.layers.size());
-  for (size_t index = 0; index < program.instructions.size(); ++index) {
-    const Instruction &instruction = program.instructions[index];
-    Checker(program, index).check();
-    if (instruction.op == Op::kStore) { // twice, others could still attend to the first keys
-      std::vector<bool>::reference layer = stored[static_cast<size_t>(instruction.layer)];
-      if (layer)
-        throw std::invalid_argument("program: a layer that is stored twice");
-      layer = true;
-    }
-    if (instruction.op != Op::kAttention)
-      continue;
-    if (heads && instruction.heads != heads) // tiles are cut alike for all layers
-      throw std::invalid_argument("program: layers with other numbers of heads");
-    heads = instruction.heads;
+Instruction::Instruction(Operands of) : operands(std::move(of)) {
+  each_operand(operands, BufferLists{reads, writes});
+}
+
+const Op &Instruction::op() const { return op_at(operands.index()); }
+
+Program decode_program(const Fields &tables, std::vector<std::vector<float>> vectors) {
+  constexpr const char *kTables[] = {"instructions", "buffers", "matrices", "ropes", "rings", "layers", "cache"};
+  Program program;
+  std::vector<std::string> seen;
+  for (const auto &[name, table] : tables) {
+    require(std::find(seen.begin(), seen.end(), name) == seen.end(), "the table " + name + " is there twice");
+    decode_table(program, name, table);
+    seen.push_back(name);
   }
+  for (const char *name : kTables)
+    require(std::find(seen.begin(), seen.end(), name) != seen.end(), std::string("the table ") + name + " is missing");
+  program.vectors = std::move(vectors);
+  return program;
+}
+
+void verify(const Program &program) {
+  verify_tables(program);
+  for (size_t index = 0; index < program.instructions.size(); ++index) {
+    const Instruction &i = program.instructions[index];
+    require(i.operands.index() > 0, "an instruction of no kind");
+    Operands operands = i.operands;
+    each_operand(operands, IdCheck{program, index});
+    require(!i.op().one_set_of_rows || same_rows(program, i),
+            "instruction " + std::to_string(index) + " has buffers of all rows and of the wanted ones");
+    i.op().verify(Checker(program, index), i);
+  }
+  verify_layers(program);
+}
+
+void Checker::require(bool fine, const char *what) const {
+  if (!fine)
+    throw std::invalid_argument("program: instruction " + std::to_string(index_) + " (" +
+                                program.instructions[index_].op().name + ") has " + what);
+}
+
+const Buffer &Checker::floats(int32_t id) const {
+  require(!program.buffer(id).codes, "codes where floats belong");
+  return program.buffer(id);
+}
+
+const Buffer &Checker::codes(int32_t id) const {
+  require(program.buffer(id).codes, "floats where codes belong");
+  return program.buffer(id);
+}
+
+void Checker::alike(std::initializer_list<int32_t> ids) const {
+  for (int32_t id : ids)
+    require(floats(id).width == floats(*ids.begin()).width, "operands of different widths");
+}
+
+void Checker::rope(int32_t rope, int64_t dim) const {
+  if (rope != kNone)
+    require(program.ropes[static_cast<size_t>(rope)] * 2 <= dim, "a rope of more pairs than its heads");
+}
+
+void Checker::biases(const MaybeVectorList &biases, const MatrixShape &matrix) const {
+  require(biases.ids.size() == matrix.rows.size(), "another number of biases than its matrix has weights");
+  for (size_t n = 0; n < biases.ids.size(); ++n)
+    require(biases.ids[n] == kNone ||
+                program.vectors[static_cast<size_t>(biases.ids[n])].size() == static_cast<size_t>(matrix.rows[n]),
+            "a bias that does not fit");
 }
 
 } // namespace dsedge

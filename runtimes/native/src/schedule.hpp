@@ -1,18 +1,17 @@
 // How a forward is cut into stages, which follow one another, and those into units, which threads work through.
 #pragma once
 
-#include "attention_plan.hpp"
-#include "program.hpp"
+#include "ops/op.hpp"
 
 namespace dsedge {
 
 // What a unit of a stage is, and what is done with it.
-//   kBlock   a block of rows, taken through all the instructions: what a thread reads of a row it wrote itself, and only
-//            attention has to wait for others. Worth unpacking the weights for
-//   kRow     a row, taken through all the instructions, none of which is a linear or attention
-//   kPart    a panel of a linear or a task of attention, which is the last instruction. Another one before it prepares the
-//            only row that there is: each thread does that for itself, which is less than waiting for one that does
-enum class Unit { kBlock, kRow, kPart };
+//   kBand   a band of rows, taken through all the instructions: what a thread reads of a row it wrote itself, and only an
+//           op that sees other rows has to wait for others. Worth unpacking the weights for
+//   kRow    a row, taken through all the instructions, none of which can be cut into tasks
+//   kTask   a task of the last instruction. Another one before it, its lead, makes the only row that there is: each
+//           thread does that for itself, which is less than waiting for one that does
+enum class Unit { kBand, kRow, kTask };
 
 // Instructions first … last - 1.
 struct Stage {
@@ -20,11 +19,14 @@ struct Stage {
   Unit unit;
 };
 
-// Which instructions each thread can do for itself where the next one is done in parts, and there is one row: nothing that
-// they read or write is written by that one, and of the queries and keys that a store turns nobody asks later.
-std::vector<bool> find_preparing(const Program &program);
+// Which instructions may lead the next one where there is one row.
+std::vector<bool> find_leads(const Program &program);
 
-// Where blocks of about equal work end. None: rows are too few to be cut for so many threads, or too large.
-std::vector<int64_t> cut_rows(const Program &program, const std::vector<Segment> &segments, int64_t rows, int32_t threads);
+// Where bands of about equal work end. None: rows are too few to be cut for so many threads, or too large.
+std::vector<int64_t> cut_bands(const Program &program, const std::vector<Segment> &segments, int64_t rows,
+                               int32_t threads);
+
+// The stages of the forward that ctx has been planned for.
+void cut_stages(const Context &ctx, const std::vector<bool> &leads, std::vector<Stage> &stages);
 
 } // namespace dsedge

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edge import payload
 from edge.payload import Scheme
-from runtimes.native.program import KINDS, MATRIX_KINDS, NONE
+from runtimes.native.program import KINDS, NONE
 
 Array = npt.NDArray[Any]
 
@@ -59,8 +59,8 @@ def run_linear(
         np.array([[rows, 1], [columns, 0], [columns, 1]], np.int64),
         np.array([[columns, 1]], np.int64),
     )
-    program.add_matrix((32, 0, MATRIX_KINDS.index("raw"), columns, [tokens], False))
-    program.add_matrix((scheme.bits, scheme.group, MATRIX_KINDS.index(scheme.kind), columns, [rows], False))
+    program.add_matrix(("float32", 0, columns, [tokens], False))
+    program.add_matrix((f"int{scheme.bits}-{scheme.kind}", scheme.group, columns, [rows], False))
     program.set_kv(1, tokens, 1, 1, [], [])
     engine = _native.Engine(program, kernels, threads)
     empty = np.empty

@@ -256,10 +256,10 @@ def test_hostile_programs_are_refused_or_harmless(table: int, bundle: Bundle, mo
 
 def test_matrices_of_impossible_shapes_are_refused() -> None:
     for shape in (
-        (4, 48, 0, 64, [32], False), (3, 32, 0, 64, [32], False), (4, 32, 9, 64, [32], False),
-        (8, 32, 1, 64, [32], False), (4, 32, 0, 0, [32], False), (4, 32, 0, 2**62, [32], False),
-        (4, 32, 0, 64, [], False), (4, 32, 0, 64, [2**62], False),
-        (4, 32, 0, 64, [32, 64], True), (4, 0, 0, 64, [32], False),
+        ("int4-sym", 48, 64, [32], False), ("int3-sym", 32, 64, [32], False), ("", 32, 64, [32], False),
+        ("int8-zp", 32, 64, [32], False), ("int8-sym", 64, 64, [32], False), ("float16", 32, 64, [32], False),
+        ("int4-sym", 32, 0, [32], False), ("int4-sym", 32, 2**62, [32], False), ("int4-sym", 32, 64, [], False),
+        ("int4-sym", 32, 64, [2**62], False), ("int4-sym", 32, 64, [32, 64], True), ("int4-sym", 0, 64, [32], False),
     ):  # fmt: skip
         program = _native.Program(
             np.array([[8, 1, -1, -1, 0, *[-1] * 4, 1, 1, 0, 0, -1, 0, 0, 0]], np.int32),
@@ -267,7 +267,7 @@ def test_matrices_of_impossible_shapes_are_refused() -> None:
             np.empty((0, 2), np.int64),
         )  # fmt: skip
         program.set_kv(1, 8, 1, 8, [], [])
-        with pytest.raises(ValueError, match=r"scheme|columns|rows|kind"):  # noqa: PT012
+        with pytest.raises(ValueError, match=r"scheme|columns|rows|format"):  # noqa: PT012
             program.add_matrix(shape)
             _native.Engine(program, "", 1)
 

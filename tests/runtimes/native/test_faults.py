@@ -20,7 +20,7 @@ from edge.options import RuntimeOptions
 from edge.runtime import Segment, check_finite
 from edge.session import Session
 from runtimes import native
-from runtimes.native.program import KINDS, MATRIX_KINDS, NONE
+from runtimes.native.program import KINDS, NONE
 from tests.exporters.tiny import tiny_llama
 from tests.runtimes import test_extremes as extremes
 from tests.runtimes.native.kernel_sets import SETS
@@ -46,7 +46,7 @@ def make(
     )  # fmt: skip
     counts = [[part[2] for part in parts] if n and parts else [len(matrix)] for n, matrix in enumerate(matrices)]
     for matrix, rows in zip(matrices, counts, strict=True):
-        program.add_matrix((32, 0, MATRIX_KINDS.index("raw"), matrix.shape[1], rows, False))
+        program.add_matrix(("float32", 0, matrix.shape[1], rows, False))
     program.add_ring(512, 512, 0)
     program.set_kv(1, CHUNK, 1, DIM, [0], [1])
     engine = _native.Engine(program, kernels, threads)

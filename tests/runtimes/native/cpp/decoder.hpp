@@ -17,66 +17,50 @@ struct Sizes {
   KvFormat format = KvFormat::kFloat16;
 };
 
-inline Instruction step(Op op) {
-  Instruction i{};
-  i.op = op;
-  i.a = i.b = i.c = i.out = i.quantized = i.quantized_out = i.matrix = i.vector = i.rope = kNone;
-  i.heads = i.kv_heads = 1;
-  i.scale = 1;
-  return i;
+// Buffers: logits, x, normed, q, k, v, mixed, wanted; and the codes of hidden, mixed, inner, wanted.
+enum : int32_t { kX = 1, kNormed, kQ, kK, kV, kMixed, kWanted, kHiddenCodes, kMixedCodes, kInnerCodes, kWantedCodes };
+
+inline std::vector<Instruction> attention_steps() {
+  return {Embed{.output = {kX}, .matrix = {0}, .scale = 1},
+          Norm{.input = {kX}, .output = {kNormed}, .codes = {kHiddenCodes}, .weight = {0}, .eps = 1e-5f, .crest = 4.5f},
+          Linear{.input = {kHiddenCodes}, .outputs = {{kQ, kK, kV}}, .matrix = {1}, .biases = {{kNone, kNone, kNone}}},
+          KvWrite{.keys = {kK}, .values = {kV}, .layer = {0}, .rope = {0}},
+          Attention{.queries = {kQ}, .output = {kMixed}, .layer = {0}, .heads = 6, .rope = {0}, .scale = 0.2f},
+          Quantize{.input = {kMixed}, .output = {kMixedCodes}, .crest = 4.5f},
+          Linear{.input = {kMixedCodes}, .residual = {kX}, .outputs = {{kX}}, .matrix = {2}, .biases = {{kNone}}}};
 }
 
-// Buffers: logits, x, normed, q, k, v, mixed, wanted. Quantized: hidden, mixed, inner, wanted.
-inline std::vector<Instruction> attention_steps(const Sizes &s) {
-  Instruction embed = step(Op::kEmbed), norm = step(Op::kNorm), qkv = step(Op::kLinear), store = step(Op::kStore);
-  Instruction attention = step(Op::kAttention), codes = step(Op::kQuantize), out = step(Op::kLinear);
-  embed.matrix = 0, embed.out = 1;
-  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.dim = s.hidden, norm.eps = 1e-5f;
-  norm.crest = 4.5f;
-  qkv.quantized = 0, qkv.matrix = 1;
-  qkv.parts = {{3, s.heads * s.dim, kNone}, {4, s.kv_heads * s.dim, kNone}, {5, s.kv_heads * s.dim, kNone}};
-  for (Instruction *i : {&store, &attention})
-    i->heads = s.heads, i->kv_heads = s.kv_heads, i->dim = s.dim;
-  store.a = 3, store.b = 4, store.c = 5, store.rope = 0, store.rotary = s.rotary;
-  attention.a = 3, attention.out = 6, attention.scale = 0.2f;
-  codes.a = 6, codes.quantized_out = 1, codes.crest = 4.5f;
-  out.quantized = 1, out.matrix = 2, out.b = 1, out.parts = {{1, s.hidden, kNone}};
-  return {embed, norm, qkv, store, attention, codes, out};
-}
-
-inline std::vector<Instruction> mlp_steps(const Sizes &s) {
-  Instruction norm = step(Op::kNorm), gated = step(Op::kLinear), down = step(Op::kLinear), select = step(Op::kSelect);
-  Instruction codes = step(Op::kQuantize), head = step(Op::kLinear), cap = step(Op::kSoftcap);
-  norm.a = 1, norm.out = 2, norm.quantized_out = 0, norm.vector = 0, norm.heads = 3, norm.dim = s.hidden / 3;
-  norm.vector = 1, norm.eps = 1e-5f, norm.crest = 4.5f;
-  gated.quantized = 0, gated.matrix = 3, gated.gated = 1, gated.quantized_out = 2, gated.crest = 4.5f;
-  gated.activation = 1;
-  gated.parts = {{kNone, s.inner, 2}, {kNone, s.inner, kNone}};
-  down.quantized = 2, down.matrix = 4, down.b = 1, down.parts = {{1, s.hidden, kNone}};
-  select.a = 1, select.out = 7;
-  codes.a = 7, codes.quantized_out = 3;
-  head.quantized = 3, head.matrix = 5, head.parts = {{0, kVocab, kNone}};
-  cap.a = cap.out = 0, cap.softcap = 30;
-  return {norm, gated, down, select, codes, head, cap};
+inline std::vector<Instruction> mlp_steps() {
+  return {Norm{.input = {kX}, .output = {kNormed}, .codes = {kHiddenCodes}, .weight = {1}, .eps = 1e-5f, .crest = 4.5f},
+          GatedLinear{.input = {kHiddenCodes}, .output = {kInnerCodes}, .matrix = {3}, .biases = {{2, kNone}},
+                      .activation = {1}, .crest = 4.5f},
+          Linear{.input = {kInnerCodes}, .residual = {kX}, .outputs = {{kX}}, .matrix = {4}, .biases = {{kNone}}},
+          Select{.input = {kX}, .output = {kWanted}},
+          Quantize{.input = {kWanted}, .output = {kWantedCodes}, .crest = 0},
+          Linear{.input = {kWantedCodes}, .outputs = {{0}}, .matrix = {5}, .biases = {{kNone}}},
+          Softcap{.input = {0}, .output = {0}, .cap = 30}};
 }
 
 inline Program make_program(const Sizes &s = {}) {
   Program p;
-  p.instructions = attention_steps(s);
-  for (Instruction &i : mlp_steps(s))
+  p.instructions = attention_steps();
+  std::get<Attention>(p.instructions[4].operands).heads = s.heads;
+  for (Instruction &i : mlp_steps())
     p.instructions.push_back(i);
-  p.buffers = {{kVocab, true},          {s.hidden, false},         {s.hidden, false},        {s.heads * s.dim, false},
-               {s.kv_heads * s.dim, false}, {s.kv_heads * s.dim, false}, {s.heads * s.dim, false}, {s.hidden, true}};
-  p.quantized = {{s.hidden, false}, {s.heads * s.dim, false}, {s.inner, false}, {s.hidden, true}};
-  p.matrices = {{32, 0, Kind::kRaw, s.hidden, {kVocab}, false},
-                {4, 32, Kind::kSym, s.hidden, {s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim}, false},
-                {4, 64, Kind::kZp, s.heads * s.dim, {s.hidden}, false},
-                {4, 32, Kind::kAffine, s.hidden, {s.inner, s.inner}, true},
-                {4, 128, Kind::kSym, s.inner, {s.hidden}, false},
-                {8, 32, Kind::kSym, s.hidden, {kVocab}, false}};
-  p.vectors = {std::vector<float>(static_cast<size_t>(s.hidden), 1.0f), std::vector<float>(static_cast<size_t>(s.hidden / 3), 1.5f), std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
+  const int64_t q = s.heads * s.dim, kv = s.kv_heads * s.dim;
+  p.buffers = {{kVocab, false, true}, {s.hidden, false, false}, {s.hidden, false, false}, {q, false, false},
+               {kv, false, false},    {kv, false, false},       {q, false, false},        {s.hidden, false, true},
+               {s.hidden, true, false}, {q, true, false},       {s.inner, true, false},   {s.hidden, true, true}};
+  p.matrices = {{find_format("float32"), 0, s.hidden, {kVocab}, false},
+                {find_format("int4-sym"), 32, s.hidden, {q, kv, kv}, false},
+                {find_format("int4-zp"), 64, q, {s.hidden}, false},
+                {find_format("int4-affine"), 32, s.hidden, {s.inner, s.inner}, true},
+                {find_format("int4-sym"), 128, s.inner, {s.hidden}, false},
+                {find_format("int8-sym"), 32, s.hidden, {kVocab}, false}};
+  p.vectors = {std::vector<float>(static_cast<size_t>(s.hidden), 1.0f), std::vector<float>(static_cast<size_t>(s.hidden / 3), 1.5f),
+               std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
   p.ropes = {s.rotary / 2};
-  p.kv = {2, s.chunk, s.kv_heads, s.dim, {{s.slots, s.window, s.sinks}}, {0}, {s.format}};
+  p.kv = {2, s.chunk, {{s.slots, s.window, s.sinks}}, {{0, s.kv_heads, s.dim, s.dim, s.format}}};
   return p;
 }
 
@@ -87,15 +71,15 @@ inline void fill(Engine &engine) {
   for (size_t m = 0; m < program.matrices.size(); ++m) {
     const int32_t matrix = static_cast<int32_t>(m);
     const RowBytes bytes = engine.row_bytes(matrix);
-    for (size_t part = 0; part < program.matrices[m].parts.size(); ++part) {
-      const int64_t rows = program.matrices[m].parts[part];
+    for (size_t part = 0; part < program.matrices[m].rows.size(); ++part) {
+      const int64_t rows = program.matrices[m].rows[part];
       std::vector<uint8_t> codes(static_cast<size_t>(rows * bytes.codes)), extra(static_cast<size_t>(rows * bytes.extra));
       std::vector<uint16_t> scales(static_cast<size_t>(rows * bytes.scales / 2), 0x2c00); // 1/16
       for (uint8_t &code : codes)
         code = static_cast<uint8_t>(random());
       for (uint8_t &byte : extra)
         byte = static_cast<uint8_t>(random() % 44); // as halves: below 0.1
-      if (program.matrices[m].kind == Kind::kRaw)
+      if (!format_of(program.matrices[m].format).codes)
         for (size_t i = 0; i < codes.size() / 4; ++i) {
           const float value = static_cast<float>(static_cast<int32_t>(random() % 2001) - 1000) / 500;
           std::memcpy(codes.data() + i * 4, &value, 4);

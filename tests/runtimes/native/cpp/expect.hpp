@@ -1,7 +1,7 @@
 // What the C++ tests have in common: says what failed and exits with 1.
 #pragma once
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,7 +1,7 @@
 // Each kernel that works on rows or on the ring against the same sums in double, for widths with all kinds of edges.
 #include "expect.hpp"
 
-#include "half.hpp"
+#include "simd/half.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -120,7 +120,7 @@ void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softca
   const int32_t padded = (dim + 15) / 16 * 16;
   std::vector<float> keys(static_cast<size_t>(kSlots * dim), 0), values(static_cast<size_t>(kSlots * padded), 0);
   std::vector<uint16_t> scales(2 * kSlots);
-  const HeadStore store{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, padded, format};
+  const KvHead store{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, dim, padded, padded, format};
   std::vector<float> key = random_floats(kCount * dim, 9), value = random_floats(kCount * dim, 10);
   std::vector<Piece> pieces;
   for (int64_t i = 0; i < kCount; ++i) {
@@ -188,7 +188,7 @@ void test_gap(const Kernels &k, KvFormat format) {
   constexpr int32_t kDim = 16;
   std::vector<float> keys(32 * kDim, 0), values(32 * kDim, 0), query(kDim, 0), scores(kSpan);
   std::vector<uint16_t> scales(64);
-  const HeadStore store{keys.data(), values.data(), scales.data(), scales.data() + 32, kDim, kDim, format};
+  const KvHead store{keys.data(), values.data(), scales.data(), scales.data() + 32, kDim, kDim, kDim, kDim, format};
   const std::vector<float> ones(kDim, 1.0f);
   for (int64_t slot = 0; slot < 32; ++slot)
     k.write_row(store, slot, ones.data(), ones.data());

@@ -2,7 +2,7 @@
 #include "decoder.hpp"
 #include "expect.hpp"
 
-#include "half.hpp"
+#include "simd/half.hpp"
 
 #include <cmath>
 #include <cstdio>
@@ -18,8 +18,8 @@ constexpr int64_t kSlots = 300, kChunk = 40, kWindow = 290, kSinks = 3;
 const KvFormat kFormats[] = {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8};
 
 // What a slot holds, read off the layout that kernels.hpp describes.
-float number(const HeadStore &s, bool is_value, int64_t slot, int64_t d) {
-  const int64_t at = is_value ? slot * s.padded + d : slot / 16 * 16 * s.dim + d * 16 + slot % 16;
+float number(const KvHead &s, bool is_value, int64_t slot, int64_t d) {
+  const int64_t at = is_value ? slot * s.padded + d : slot / 16 * 16 * s.key_dim + d * 16 + slot % 16;
   const void *numbers = is_value ? s.values : s.keys;
   if (s.format == KvFormat::kFloat32)
     return static_cast<const float *>(numbers)[at];
@@ -30,11 +30,11 @@ float number(const HeadStore &s, bool is_value, int64_t slot, int64_t d) {
 }
 
 KvShape shape_of(KvFormat format) {
-  return {2, kChunk, kKvHeads, kDim, {{kSlots, kWindow, kSinks}}, {0}, {format}};
+  return {2, kChunk, {{kSlots, kWindow, kSinks}}, {{0, kKvHeads, kDim, kDim, format}}};
 }
 
 // A key and a value that tell their slot.
-void write(const Kernels &kernels, const HeadStore &s, int64_t slot, int64_t tag) {
+void write(const Kernels &kernels, const KvHead &s, int64_t slot, int64_t tag) {
   float key[kDim], value[kDim];
   for (int64_t d = 0; d < kDim; ++d) {
     key[d] = static_cast<float>(tag) + static_cast<float>(d) / 16;
@@ -45,7 +45,7 @@ void write(const Kernels &kernels, const HeadStore &s, int64_t slot, int64_t tag
 
 void test_codes(const Kernels &kernels) {
   KvPool pool(shape_of(KvFormat::kInt8), kernels);
-  const HeadStore s = pool.head(1, 0, 1);
+  const KvHead s = pool.head(1, 0, 1);
   std::mt19937 random(5);
   for (float size : {1e-7f, 1e-3f, 1.0f, 1e4f, 8e6f}) {
     float key[kDim], value[kDim];
@@ -72,9 +72,9 @@ void test_codes(const Kernels &kernels) {
   }
 }
 
-void expect_row(const HeadStore &s, int64_t slot, int64_t tag, const Kernels &kernels) {
+void expect_row(const KvHead &s, int64_t slot, int64_t tag, const Kernels &kernels) {
   KvPool fresh(shape_of(s.format), kernels);
-  const HeadStore alone = fresh.head(0, 0, 0);
+  const KvHead alone = fresh.head(0, 0, 0);
   write(kernels, alone, 0, tag);
   for (int64_t d = 0; d < kDim; ++d)
     for (bool is_value : {false, true})

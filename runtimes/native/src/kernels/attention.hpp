@@ -3,7 +3,7 @@
 // the spans are spread over threads and queries over tiles.
 #pragma once
 
-#include "body_operands.hpp"
+#include "kernels/attention_operands.hpp"
 
 template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
@@ -29,24 +29,25 @@ template <typename Work> inline void in_groups(int64_t rows, const Work &work) {
 
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
-inline void score_lines(const T *keys, const float *queries, const HeadStore &s, Floats (&out)[kLines * kRows]) {
+inline void score_lines(const T *keys, const float *queries, const KvHead &kv, Floats (&out)[kLines * kRows]) {
   constexpr int kSums = kLines * kRows; // one loop, which compilers unroll: only then do the sums stay in registers
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     out[n] = splat(0);
+  const int64_t stride = kv.query_stride;
   constexpr int64_t kStep = kLines * 16 * kTogether<T> * sizeof(T);                  // bytes that are read at once
-  const int64_t ahead = larger(kKvAhead, kLines * 16 * s.dim * (int64_t)sizeof(T)); // no less than all these lines
-  for (int32_t d = 0; d < s.dim; d += kTogether<T>) {
+  const int64_t ahead = larger(kKvAhead, kLines * 16 * kv.key_dim * (int64_t)sizeof(T)); // no less than all these lines
+  for (int32_t d = 0; d < kv.key_dim; d += kTogether<T>) {
     decltype(load_wide(keys)) key[kLines];
 #pragma GCC unroll 4
     for (int64_t i = 0; i < (kHeld<T> > 1 ? 0 : kStep); i += 64)
       __builtin_prefetch((const char *)keys + ahead + d / kTogether<T> * kStep + i);
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line)
-      key[line] = load_wide(keys + (line * s.dim + d) * 16 / kHeld<T>);
+      key[line] = load_wide(keys + (line * kv.key_dim + d) * 16 / kHeld<T>);
 #pragma GCC unroll 20
     for (int n = 0; n < kSums; ++n)
-      out[n] = add_product(queries + n / kLines * s.padded, d / kTogether<T>, key[n % kLines], out[n]);
+      out[n] = add_product(queries + n / kLines * stride, d / kTogether<T>, key[n % kLines], out[n]);
   }
 }
 
@@ -64,11 +65,11 @@ inline void score_some(const AttentionTile &a, const T *keys, const Piece &piece
   const int64_t begin = piece.position % kSpan, at = begin + line * 16 - piece.slot;
   float *scores = a.scores + row * kSpan;
   Floats values[kSums];
-  score_lines<kRows, kLines>(keys + line * 16 * a.store.dim / kHeld<T>, a.queries + row * a.store.padded, a.store, values);
+  score_lines<kRows, kLines>(keys + line * 16 * a.kv.key_dim / kHeld<T>, a.queries + row * a.kv.query_stride, a.kv, values);
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     if constexpr (sizeof(T) == 1)
-      values[n] = mul(values[n], load_half(a.store.key_scales + (line + n % kLines) * 16));
+      values[n] = mul(values[n], load_half(a.kv.key_scales + (line + n % kLines) * 16));
   const bool inside = at >= begin && at + kLines * 16 <= kSpan;
   float lanes[kSums * 16], *to = inside ? scores + at : lanes;
   const int64_t stride = inside ? kSpan : kLines * 16;
@@ -115,7 +116,7 @@ inline void mix_piece(const T *values, int64_t stride, const float *weights, con
 
 template <int kRows, typename T>
 inline void mix_rows(const AttentionTile &a, const T *values, const Piece &piece, const float *weights, float *mix) {
-  const int64_t stride = a.store.padded;
+  const int64_t stride = a.kv.padded;
   int64_t lane = 0;
   for (; lane + kLinesAtOnce * 16 <= stride; lane += kLinesAtOnce * 16)
     mix_piece<kRows, kLinesAtOnce>(values + lane, stride, weights, piece, mix + lane);
@@ -125,7 +126,7 @@ inline void mix_rows(const AttentionTile &a, const T *values, const Piece &piece
 
 // Multiplies the weights of a piece by the scales of its values.
 inline void scale_weights(const AttentionTile &a, const Piece &piece) {
-  const uint16_t *scales = a.store.value_scales + piece.slot;
+  const uint16_t *scales = a.kv.value_scales + piece.slot;
   float *weights = a.scores + piece.position % kSpan;
   int64_t i = 0;
   for (; i + 16 <= piece.count; i += 16) {
@@ -226,8 +227,8 @@ inline void each_gap(const Piece *pieces, int64_t count, int64_t limit, const Wo
 // At most kRowsAtOnce rows with the pieces of a span.
 template <typename T>
 inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t count, const Softmax &local) {
-  const T *keys = (const T *)a.store.keys, *values = (const T *)a.store.values;
-  const int64_t padded = a.store.padded, span = pieces[0].position / kSpan;
+  const T *keys = (const T *)a.kv.keys, *values = (const T *)a.kv.values;
+  const int64_t padded = a.kv.padded, span = pieces[0].position / kSpan;
   while (count > 1 && pieces[count - 1].position > a.position[a.rows - 1])
     --count; // what comes after the last row nobody sees
   const Piece last = until(pieces[count - 1], a.position[a.rows - 1]);
@@ -265,29 +266,29 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
   using To = typename Ready<T>::Type;
   if constexpr (!std::is_same_v<T, To>)
     if (a.rows > kMostRows && lines_agree(pieces, count)) { // more than one group uses them
-      To *keys = (To *)a.converted, *values = keys + kSpan * a.store.dim / kHeld<To>;
+      To *keys = (To *)a.converted, *values = keys + kSpan * a.kv.key_dim / kHeld<To>;
       Piece found[kSpan / 16];
       for (int64_t p = 0; p < count; ++p) {
-        convert<T>(a.store, pieces[p], keys, values);
+        convert<T>(a.kv, pieces[p], keys, values);
         found[p] = {pieces[p].position, pieces[p].position % kSpan, pieces[p].count};
       }
-      a.store.keys = keys;
-      a.store.values = values;
+      a.kv.keys = keys;
+      a.kv.values = values;
       return attend_span<To>(a, found, count, local);
     }
-  const int64_t rows = a.rows, padded = a.store.padded;
+  const int64_t rows = a.rows, padded = a.kv.padded;
   for (int64_t row = 0; row < rows; row += a.rows) {
     a.rows = (int32_t)smaller(kRowsAtOnce, rows - row);
     attend_rows<T>(a, pieces, count, from_row(local, row, padded));
     a.position += a.rows;
-    a.queries += a.rows * padded;
+    a.queries += a.rows * a.kv.query_stride;
   }
 }
 
 template <typename T>
 inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const Softmax &state) {
   if constexpr (std::is_same_v<T, Paired>)
-    pair_queries((const T *)a.store.keys, a);
+    pair_queries((const T *)a.kv.keys, a);
   bool first = true; // merged with nothing it stays what it is
   for (int64_t p = 0; p < a.piece_count;) {
     const int64_t span = a.pieces[p].position / kSpan;
@@ -300,7 +301,7 @@ inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const So
       if (stride)
         part = {part.maximum + stride, part.total + stride, part.mix + stride};
       else if (!direct)
-        merge(part, state, a.rows, a.store.padded);
+        merge(part, state, a.rows, a.kv.padded);
       first = false;
     }
     p = end;
@@ -308,12 +309,12 @@ inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const So
 }
 
 void attend(const AttentionTile &a, Softmax part, int64_t stride, const Softmax &state) {
-  if (a.store.format == KvFormat::kFloat32)
+  if (a.kv.format == KvFormat::kFloat32)
     return attend_spans<float>(a, part, stride, state);
-  if (a.store.format == KvFormat::kInt8)
+  if (a.kv.format == KvFormat::kInt8)
     return attend_spans<uint8_t>(a, part, stride, state);
   if constexpr (kPairDots)
-    if (a.store.dim % 2 == 0)
+    if (a.kv.key_dim % 2 == 0)
       return attend_spans<Paired>(a, part, stride, state);
   attend_spans<uint16_t>(a, part, stride, state);
 }

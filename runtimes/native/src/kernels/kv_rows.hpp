@@ -46,23 +46,23 @@ inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t
   return half;
 }
 
-template <typename T> inline bool write_head(const HeadStore &s, int64_t slot, const float *key, const float *value) {
-  T *keys = (T *)s.keys + slot / 16 * 16 * s.dim + slot % 16, *values = (T *)s.values + slot * s.padded;
+template <typename T> inline bool write_head(const KvHead &kv, int64_t slot, const float *key, const float *value) {
+  T *keys = (T *)kv.keys + slot / 16 * 16 * kv.key_dim + slot % 16, *values = (T *)kv.values + slot * kv.padded;
   if constexpr (sizeof(T) == 1) {
-    s.key_scales[slot] = write_codes(key, s.dim, keys, 16);
+    kv.key_scales[slot] = write_codes(key, kv.key_dim, keys, 16);
     if (value)
-      s.value_scales[slot] = write_codes(value, s.dim, values, 1);
-    return is_finite(s.key_scales[slot]) && (!value || is_finite(s.value_scales[slot]));
+      kv.value_scales[slot] = write_codes(value, kv.value_dim, values, 1);
+    return is_finite(kv.key_scales[slot]) && (!value || is_finite(kv.value_scales[slot]));
   } else {
-    const bool fine = write_numbers(key, s.dim, keys, 16);
-    return (!value || write_numbers(value, s.dim, values, 1)) && fine;
+    const bool fine = write_numbers(key, kv.key_dim, keys, 16);
+    return (!value || write_numbers(value, kv.value_dim, values, 1)) && fine;
   }
 }
 
-bool write_row(const HeadStore &s, int64_t slot, const float *key, const float *value) {
-  if (s.format == KvFormat::kFloat32)
-    return write_head<float>(s, slot, key, value);
-  if (s.format == KvFormat::kFloat16)
-    return write_head<uint16_t>(s, slot, key, value);
-  return write_head<uint8_t>(s, slot, key, value);
+bool write_row(const KvHead &kv, int64_t slot, const float *key, const float *value) {
+  if (kv.format == KvFormat::kFloat32)
+    return write_head<float>(kv, slot, key, value);
+  if (kv.format == KvFormat::kFloat16)
+    return write_head<uint16_t>(kv, slot, key, value);
+  return write_head<uint8_t>(kv, slot, key, value);
 }

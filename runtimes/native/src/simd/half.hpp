@@ -6,7 +6,7 @@
 namespace dsedge {
 
 // IEEE 754 binary16, subnormals included: the exponent is moved by a multiplication with 2^112.
-inline float half_to_float(uint16_t half) {
+static inline float half_to_float(uint16_t half) {
   union {
     uint32_t bits;
     float value;
@@ -17,7 +17,7 @@ inline float half_to_float(uint16_t half) {
   magnitude.bits |= (uint32_t)(half & 0x8000) << 16;
   return magnitude.value;
 }
-inline uint16_t float_to_half(float x) {
+static inline uint16_t float_to_half(float x) {
   union {
     float value;
     uint32_t bits;

@@ -1,5 +1,5 @@
 // Sixteen lanes of floats or integers, whatever the width of the processor's registers. Included inside the anonymous
-// namespace of one kernel set, after the lanes_*.hpp of its instruction set: nothing here may be shared between sets.
+// namespace of one kernel set, after the file of its instruction set: nothing here may be shared between sets.
 // Sums are written with `fma` or plain operators; contraction is off, so that every instance of a kernel rounds alike.
 #pragma once
 
@@ -140,6 +140,12 @@ inline void store_codes(int8_t *p, Ints a) { // sixteen bytes
     const Codes codes = __builtin_convertvector(a.v[i], Codes);
     __builtin_memcpy(p + i * kEach, &codes, kEach);
   });
+}
+// `mask` of each lane of 32 bits, `shift` bits up.
+inline Ints bits_of(Bytes a, int shift, int32_t mask) {
+  Ints r;
+  EACH(r.v[i] = (NativeInt)a.v[i] >> shift & mask);
+  return r;
 }
 inline Ints widen(const uint8_t *p) { // sixteen bytes
   Ints r;

@@ -18,9 +18,9 @@ inline NativeInt to_pairs(Floats first, Floats second, float factor) {
 // it is needed.
 inline void pair_queries(const Paired *, AttentionTile &a) {
   for (int64_t row = 0; row < a.rows; ++row)
-    for (int64_t i = 0; i < a.store.padded; i += 32) {
-      float *x = a.queries + row * a.store.padded + i;
-      const bool both = i + 16 < a.store.padded;
+    for (int64_t i = 0; i < a.kv.query_stride; i += 32) {
+      float *x = a.queries + row * a.kv.query_stride + i;
+      const bool both = i + 16 < a.kv.query_stride;
       const NativeInt pairs = to_pairs(load(x), both ? load(x + 16) : splat(0), kHalfBias);
       __builtin_memcpy(x - i / 2, &pairs, both ? 64 : 32);
     }

@@ -1,4 +1,4 @@
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include <cstring>
 

@@ -2,8 +2,11 @@
 // operations, so a result does not depend on how many tokens are computed together.
 #pragma once
 
-struct Pair { // 32 rows
+struct Floats32 { // a number for each row of a panel
   Floats v[2];
+};
+struct Ints32 {
+  Ints v[2];
 };
 
 template <int kBits> struct Bits {};
@@ -24,33 +27,29 @@ inline void fetch_share(const uint8_t *from, int64_t bytes, int64_t first, int64
 }
 
 // The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
-template <int kBits> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
+template <typename F> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
   for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes) {
     fetch_ahead(panel, m.group_bytes);
     for (int64_t run = 0; run < m.group / kBlock * 2; ++run, codes += 512) {
-      const uint8_t *lines = panel + run * kBits * 64;
-      for (int line = 0; line < 4 && kBits == 4; ++line) {
+      const uint8_t *lines = panel + run * F::kBits * 64;
+      for (int line = 0; line < 4 && F::kBits == 4; ++line) {
         Bytes both = load_bytes(lines + line * 64);
         store_bytes(codes + line * 64, low_nibbles(both));
         store_bytes(codes + (line + 4) * 64, high_nibbles(both));
       }
       if constexpr (kMatrixDots)
-        native_tiles(Bits<kBits>{}, kBits == 4 ? codes : lines, codes);
-      else if constexpr (kBits == 8)
+        native_tiles(Bits<F::kBits>{}, F::kBits == 4 ? codes : lines, codes);
+      else if constexpr (F::kBits == 8)
         __builtin_memcpy(codes, lines, 512);
     }
   }
 }
 
-struct IntPair {
-  Ints v[2];
-};
-
 // Adds the products of a block's codes with the 32 activations of each of kCount tokens.
 // kPacked: of codes as they lie in the panel. A line is read once for all tokens, and activations are spread over lanes
 // once for both halves; each of kChains sums of a token waits for as few others as possible.
 template <int kBits, bool kPacked, int kCount, int kChains>
-inline void dot_block(const uint8_t *codes, const int8_t *const (&x)[kCount], IntPair (&sums)[kCount * kChains]) {
+inline void dot_block(const uint8_t *codes, const int8_t *const (&x)[kCount], Ints32 (&sums)[kCount * kChains]) {
   constexpr int kHalf = kPacked ? kBits * 64 : 512;
   const auto line = [&](int half, int n) {
     const Bytes bytes = load_bytes(codes + half * kHalf + (kPacked && kBits == 4 ? n % 4 : n) * 64);
@@ -64,106 +63,87 @@ inline void dot_block(const uint8_t *codes, const int8_t *const (&x)[kCount], In
     for (int t = 0; t < kCount; ++t) {
       int32_t quad;
       __builtin_memcpy(&quad, x[t] + n * 4, 4);
-      IntPair &sum = sums[t * kChains + i % kChains];
+      Ints32 &sum = sums[t * kChains + i % kChains];
       sum.v[0] = dot<kBits>(sum.v[0], first, quad);
       sum.v[1] = dot<kBits>(sum.v[1], second, quad);
     }
   }
 }
 
-inline IntPair add(const IntPair &a, const IntPair &b) { return {{add(a.v[0], b.v[0]), add(a.v[1], b.v[1])}}; }
-inline IntPair nothing() { return {{splat_int(0), splat_int(0)}}; }
+inline Ints32 add(const Ints32 &a, const Ints32 &b) { return {{add(a.v[0], b.v[0]), add(a.v[1], b.v[1])}}; }
+inline Ints32 nothing() { return {{splat_int(0), splat_int(0)}}; }
 
-struct GroupData { // of one group, for 16 rows
-  Floats scales, offsets;
-  Ints zeros;
-};
-
-// What the accumulators start from, so that they end as sums over (code - zero) * x. `eight` is that for a zero of 8.
-template <int kBits, Kind kKind> inline IntPair start(int32_t eight, const GroupData (&data)[2]) {
-  if constexpr (kKind == Kind::kZp)
-    return {{mul(data[0].zeros, splat_int(eight / 8)), mul(data[1].zeros, splat_int(eight / 8))}};
-  const Ints zero = splat_int(kKind != Kind::kSym ? 0 : kBits == 8 ? kSignedZero8 / 8 * eight : eight);
-  return {{zero, zero}};
+template <typename F> inline Ints32 start(int32_t eight, const GroupData (&data)[2]) {
+  return {{F::start(data[0], eight), F::start(data[1], eight)}};
 }
 
-template <Kind kKind> inline GroupData load_group(const Matrix &m, const uint8_t *group, int half) {
-  GroupData d;
-  d.scales = load_half((const uint16_t *)(group + m.scales_at) + half * 16);
-  if constexpr (kKind == Kind::kZp)
-    d.zeros = widen(group + m.extra_at + half * 16);
-  if constexpr (kKind == Kind::kAffine)
-    d.offsets = load_half((const uint16_t *)(group + m.extra_at) + half * 16);
-  return d;
-}
-
-inline Pair to_floats(const IntPair &a) { return {{to_float(a.v[0]), to_float(a.v[1])}}; }
+inline Floats32 to_floats(const Ints32 &a) { return {{to_float(a.v[0]), to_float(a.v[1])}}; }
 
 // Adds a block's products, which stand for `value`, to the sums of a token; `scale` is that of its activations.
-inline void add_scaled(Pair &total, const Pair &value, const GroupData (&data)[2], float scale) {
+inline void add_scaled(Floats32 &total, const Floats32 &value, const GroupData (&data)[2], float scale) {
   for (int half = 0; half < 2; ++half)
     total.v[half] = fma(value.v[half], mul(data[half].scales, splat(scale)), total.v[half]);
 }
 
-template <Kind kKind>
-inline void add_block(Pair &total, const Pair &value, const GroupData (&data)[2], const Block &x) {
+template <typename F>
+inline void add_block(Floats32 &total, const Floats32 &value, const GroupData (&data)[2], const Block &x) {
   add_scaled(total, value, data, x.scale);
-  for (int half = 0; half < 2 && kKind == Kind::kAffine; ++half)
+  for (int half = 0; half < 2 && F::kOffsets; ++half)
     total.v[half] = fma(data[half].offsets, splat(x.sum), total.v[half]);
 }
 
 // A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order.
-template <int kBits, Kind kKind>
-inline void add_tiles(Pair (&total)[2], const GroupData (&data)[2], const uint8_t *tiles, const QuantRows &x,
+template <typename F>
+inline void add_tiles(Floats32 (&total)[2], const GroupData (&data)[2], const uint8_t *tiles, const QuantRows &x,
                       int64_t at) {
-  IntPair high[2];
+  Ints32 high[2];
   for (int half = 0; half < 2; ++half)
-    native_tile_dots(Bits<kBits>{}, tiles + half * 512, x.hi + at * kBlock, x.blocks * kBlock, high[0].v[half].v,
+    native_tile_dots(Bits<F::kBits>{}, tiles + half * 512, x.hi + at * kBlock, x.blocks * kBlock, high[0].v[half].v,
                      high[1].v[half].v);
   for (int t = 0; t < 2; ++t, at += x.blocks)
-    add_block<kKind>(total[t], to_floats(add(start<kBits, kKind>(x.block[at].eight_hi, data), high[t])), data,
+    add_block<F>(total[t], to_floats(add(start<F>(x.block[at].eight_hi, data), high[t])), data,
                      x.block[at]);
 }
 
 // Adds the lo parts of a block to the sums of kCount tokens.
-template <int kBits, Kind kKind, bool kPacked, int kCount>
-inline void add_low(Pair (&total)[kCount], const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x,
+template <typename F, bool kPacked, int kCount>
+inline void add_low(Floats32 (&total)[kCount], const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x,
                     const int64_t (&at)[kCount]) {
   constexpr int kChains = kCount == 1 ? 2 : 1;
-  IntPair low[kCount * kChains];
+  Ints32 low[kCount * kChains];
   const int8_t *lo[kCount];
 #pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t) {
     lo[t] = x.lo + at[t] * kBlock;
-    low[t * kChains] = start<kBits, kKind>(x.block[at[t]].eight_lo, data);
+    low[t * kChains] = start<F>(x.block[at[t]].eight_lo, data);
     if (kChains == 2)
       low[t * kChains + 1] = nothing();
   }
-  dot_block<kBits, kPacked, kCount, kChains>(codes, lo, low);
+  dot_block<F::kBits, kPacked, kCount, kChains>(codes, lo, low);
 #pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t) {
-    const IntPair sum = kChains == 1 ? low[t] : add(low[t * kChains], low[t * kChains + kChains - 1]);
+    const Ints32 sum = kChains == 1 ? low[t] : add(low[t * kChains], low[t * kChains + kChains - 1]);
     add_scaled(total[t], to_floats(sum), data, x.block[at[t]].scale * (1.0f / 128));
   }
 }
 
 // A panel's rows for one token, from its codes as they lie in it. The lo parts have a sum of their own, added last: a
 // panel that is read only once sums them up along with the hi parts.
-template <int kBits, Kind kKind>
+template <typename F>
 inline void stream_token(const Matrix &m, const uint8_t *panel, const QuantRows &x, int64_t token, float *out) {
-  Pair total = {{splat(0), splat(0)}}, low[1] = {total};
+  Floats32 total = {{splat(0), splat(0)}}, low[1] = {total};
   const int8_t *hi[1] = {x.hi + token * x.blocks * kBlock};
   int64_t at[1] = {token * x.blocks};
   for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
-    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
     fetch_ahead(group, m.group_bytes);
     const uint8_t *codes = group;
-    for (int32_t column = 0; column < m.group; column += kBlock, codes += kBits * 128, hi[0] += kBlock, ++at[0]) {
-      IntPair high[2] = {start<kBits, kKind>(x.block[at[0]].eight_hi, data), nothing()};
-      dot_block<kBits, kBits == 4, 1, 2>(codes, hi, high);
-      add_block<kKind>(total, to_floats(add(high[0], high[1])), data, x.block[at[0]]);
+    for (int32_t column = 0; column < m.group; column += kBlock, codes += F::kBits * 128, hi[0] += kBlock, ++at[0]) {
+      Ints32 high[2] = {start<F>(x.block[at[0]].eight_hi, data), nothing()};
+      dot_block<F::kBits, F::kBits == 4, 1, 2>(codes, hi, high);
+      add_block<F>(total, to_floats(add(high[0], high[1])), data, x.block[at[0]]);
       if (x.flag[at[0]]) [[unlikely]]
-        add_low<kBits, kKind, kBits == 4>(low, data, codes, x, at);
+        add_low<F, F::kBits == 4>(low, data, codes, x, at);
     }
   }
   for (int half = 0; half < 2; ++half)
@@ -171,10 +151,10 @@ inline void stream_token(const Matrix &m, const uint8_t *panel, const QuantRows 
 }
 
 // Adds a panel's rows for tokens first … first + kCount - 1, from its codes unpacked, to the sums of their lo parts.
-template <int kBits, Kind kKind, int kCount>
+template <typename F, int kCount>
 inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *codes, const QuantRows &x, int64_t first,
                          float *out) {
-  Pair total[kCount];
+  Floats32 total[kCount];
   const int8_t *hi[kCount];
   const Block *block[kCount];
 #pragma GCC unroll 8
@@ -184,19 +164,19 @@ inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *c
     block[t] = x.block + (first + t) * x.blocks;
   }
   for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
-    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
     for (int32_t column = 0; column < m.group; column += kBlock, codes += 1024) {
       if constexpr (kMatrixDots && kCount == 2) {
-        add_tiles<kBits, kKind>(total, data, codes, x, block[0] - x.block);
+        add_tiles<F>(total, data, codes, x, block[0] - x.block);
       } else {
-        IntPair high[kCount];
+        Ints32 high[kCount];
 #pragma GCC unroll 8
         for (int t = 0; t < kCount; ++t)
-          high[t] = start<kBits, kKind>(block[t]->eight_hi, data);
-        dot_block<kBits, false, kCount, 1>(codes, hi, high);
+          high[t] = start<F>(block[t]->eight_hi, data);
+        dot_block<F::kBits, false, kCount, 1>(codes, hi, high);
 #pragma GCC unroll 8
         for (int t = 0; t < kCount; ++t)
-          add_block<kKind>(total[t], to_floats(high[t]), data, *block[t]);
+          add_block<F>(total[t], to_floats(high[t]), data, *block[t]);
       }
 #pragma GCC unroll 8
       for (int t = 0; t < kCount; ++t) {
@@ -214,10 +194,10 @@ inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *c
 }
 
 // The sums of the lo parts of kCount tokens, of a block that is flagged in them.
-template <int kBits, Kind kKind, bool kPacked, int kCount>
+template <typename F, bool kPacked, int kCount>
 inline void sum_low(const GroupData (&data)[2], const uint8_t *codes, const QuantRows &x, int64_t block,
                     const int32_t *tokens, float *out) {
-  Pair total[kCount];
+  Floats32 total[kCount];
   int64_t at[kCount];
 #pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t) {
@@ -225,7 +205,7 @@ inline void sum_low(const GroupData (&data)[2], const uint8_t *codes, const Quan
     total[t] = {{load(sums), load(sums + 16)}};
     at[t] = tokens[t] * x.blocks + block;
   }
-  add_low<kBits, kKind, kPacked>(total, data, codes, x, at);
+  add_low<F, kPacked>(total, data, codes, x, at);
 #pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t)
     for (int half = 0; half < 2; ++half)
@@ -233,7 +213,7 @@ inline void sum_low(const GroupData (&data)[2], const uint8_t *codes, const Quan
 }
 
 // The sums of all lo parts of a panel, block after block.
-template <int kBits, Kind kKind>
+template <typename F>
 inline void sum_lows(const Matrix &m, const uint8_t *panel, const uint8_t *unpacked, const QuantRows &x,
                      const Flagged &flagged, float *out) {
   const int64_t each = m.group / kBlock;
@@ -242,43 +222,31 @@ inline void sum_lows(const Matrix &m, const uint8_t *panel, const uint8_t *unpac
     if (token == end)
       continue;
     const uint8_t *group = panel + block / each * m.group_bytes;
-    const GroupData data[2] = {load_group<kKind>(m, group, 0), load_group<kKind>(m, group, 1)};
+    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
     // Of tiles there is no use for tokens that are not neighbours.
-    constexpr bool kPacked = kMatrixDots && kBits == 4;
-    const uint8_t *codes = kMatrixDots ? group + block % each * kBits * 128 : unpacked + block * 1024;
+    constexpr bool kPacked = kMatrixDots && F::kBits == 4;
+    const uint8_t *codes = kMatrixDots ? group + block % each * F::kBits * 128 : unpacked + block * 1024;
     for (; token + kTokens <= end; token += kTokens)
-      sum_low<kBits, kKind, kPacked, kTokens>(data, codes, x, block, token, out);
+      sum_low<F, kPacked, kTokens>(data, codes, x, block, token, out);
     for (; token < end; ++token)
-      sum_low<kBits, kKind, kPacked, 1>(data, codes, x, block, token, out);
+      sum_low<F, kPacked, 1>(data, codes, x, block, token, out);
   }
 }
 
-template <int kBits, Kind kKind>
-inline void panel_kind(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
+template <typename F>
+inline void panel(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
                        uint8_t *scratch, float *out) {
   const uint8_t *panel = m.data + index * m.panel_bytes;
   int64_t t = 0;
-  if (tokens >= (kBits == 4 ? kUnpackFrom : kTokens)) {
-    unpack_codes<kBits>(m, panel, scratch);
+  if (tokens >= (F::kBits == 4 ? kUnpackFrom : kTokens)) {
+    unpack_codes<F>(m, panel, scratch);
     __builtin_memset(out, 0, (size_t)tokens * kPanel * 4);
-    sum_lows<kBits, kKind>(m, panel, scratch, x, flagged, out);
+    sum_lows<F>(m, panel, scratch, x, flagged, out);
     for (; t + kTokens <= tokens; t += kTokens) {
       fetch_share(panel + m.panel_bytes, m.panel_bytes, t, kTokens, tokens);
-      panel_tokens<kBits, kKind, kTokens>(m, panel, scratch, x, t, out);
+      panel_tokens<F, kTokens>(m, panel, scratch, x, t, out);
     }
   }
   for (; t < tokens; ++t)
-    stream_token<kBits, kKind>(m, panel, x, t, out);
-}
-
-void panel(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
-           uint8_t *scratch, float *out) {
-  if (m.bits == 8)
-    panel_kind<8, Kind::kSym>(m, index, x, flagged, tokens, scratch, out);
-  else if (m.kind == Kind::kSym)
-    panel_kind<4, Kind::kSym>(m, index, x, flagged, tokens, scratch, out);
-  else if (m.kind == Kind::kZp)
-    panel_kind<4, Kind::kZp>(m, index, x, flagged, tokens, scratch, out);
-  else
-    panel_kind<4, Kind::kAffine>(m, index, x, flagged, tokens, scratch, out);
+    stream_token<F>(m, panel, x, t, out);
 }

@@ -4,14 +4,14 @@
 // Keys and values are fetched so many bytes before they are needed: the processor itself looks no further than its page.
 constexpr int64_t kKvAhead = 8192;
 
-// A number of the store that is multiplied as one of a pair of bfloat16 numbers, and such a pair: see body_pairs.hpp.
+// A number of the cache that is multiplied as one of a pair of bfloat16 numbers, and such a pair: see bf16_attention.hpp.
 struct Paired {
   uint16_t half;
 };
 struct ReadyPair {
   uint16_t first, second;
 };
-// What becomes of a number of the store where it is converted once for all rows of a tile; of bytes and of float32
+// What becomes of a number of the cache where it is converted once for all rows of a tile; of bytes and of float32
 // numbers nothing does.
 template <typename T> struct Ready {
   using Type = T;
@@ -57,7 +57,7 @@ inline void each_line(const T *values, int64_t stride, Piece piece, const Work &
 }
 
 #ifdef __AVX512BF16__
-#include "body_pairs.hpp"
+#include "kernels/bf16_attention.hpp"
 #endif
 
 // Whether lines of slots become lines of positions, one each.
@@ -72,16 +72,16 @@ inline bool lines_agree(const Piece *pieces, int64_t count) {
 }
 
 // Keys [position / 16][dim][16] and values [position][padded] of a piece, by their position in the span.
-template <typename T, typename To> inline void convert(const HeadStore &s, const Piece &piece, To *keys, To *values) {
-  const int64_t first = piece.position % kSpan, lines = (first % 16 + piece.count + 15) / 16;
-  const T *from = (const T *)s.keys + piece.slot / 16 * 16 * s.dim;
-  To *to = keys + first / 16 * 16 * s.dim / kHeld<To>;
-  for (int64_t i = 0; i < lines * 16 * s.dim; i += 16 * kTogether<T>) {
+template <typename T, typename To> inline void convert(const KvHead &kv, const Piece &piece, To *keys, To *values) {
+  const int64_t first = piece.position % kSpan, lines = (first % 16 + piece.count + 15) / 16, padded = kv.padded;
+  const T *from = (const T *)kv.keys + piece.slot / 16 * 16 * kv.key_dim;
+  To *to = keys + first / 16 * 16 * kv.key_dim / kHeld<To>;
+  for (int64_t i = 0; i < lines * 16 * kv.key_dim; i += 16 * kTogether<T>) {
     __builtin_prefetch((const char *)(from + i) + kKvAhead);
     store_wide(to + i / kHeld<To>, load_wide(from + i));
   }
-  each_line((const T *)s.values, s.padded, piece, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
-    for (int64_t lane = 0; lane < s.padded; lane += 16)
-      store_wide(values + at * s.padded + lane, line(lane));
+  each_line((const T *)kv.values, padded, piece, [&](int64_t at, const auto &line) __attribute__((always_inline)) {
+    for (int64_t lane = 0; lane < padded; lane += 16)
+      store_wide(values + at * padded + lane, line(lane));
   });
 }

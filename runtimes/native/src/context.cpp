@@ -1,0 +1,68 @@
+#include "context.hpp"
+
+#include "pool.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace dsedge {
+
+namespace {
+
+// Fills `matrices`; the memory that they lie in.
+Memory lay_out_weights(const Program &program, std::vector<Matrix> &matrices) {
+  int64_t bytes = 0;
+  for (const MatrixShape &shape : program.matrices) {
+    matrices.push_back(lay_out(shape));
+    const Matrix &m = matrices.back();
+    if (m.panels <= Pool::kMostUnits && m.panel_bytes < int64_t{1} << 40)
+      bytes += m.panels * m.panel_bytes;
+    else
+      throw std::invalid_argument("engine: a matrix larger than any memory");
+    if (bytes >= int64_t{1} << 46)
+      throw std::invalid_argument("engine: weights larger than any memory");
+  }
+  Memory weights(bytes, true);
+  uint8_t *at = weights.data();
+  for (Matrix &m : matrices) {
+    m.data = at;
+    at += m.panels * m.panel_bytes;
+  }
+  return weights;
+}
+
+} // namespace
+
+int32_t AttentionPlans::find(const AttentionCut &cut) const {
+  const auto found = std::find(cuts.begin(), cuts.end(), cut);
+  return found == cuts.end() ? -1 : static_cast<int32_t>(found - cuts.begin());
+}
+
+Context::Context(const Program &of, const Kernels &set, int32_t count)
+    : program(of), kernels(set), weights(lay_out_weights(of, matrices)), kv(of.kv, set), activations(of, count),
+      threads(count) {}
+
+RowRange Context::rows_of(const Instruction &i) const {
+  const int32_t buffer = i.writes.empty() ? i.reads[0] : i.writes[0];
+  return {0, program.buffer(buffer).wanted ? static_cast<int64_t>(forward->wanted.size()) : forward->rows};
+}
+
+void Context::rotate(int32_t rope, int64_t row, int64_t heads, int64_t dim, float *x) const {
+  if (rope == kNone)
+    return;
+  const Angles &angles = forward->angles[static_cast<size_t>(rope)];
+  const int64_t pairs = program.ropes[static_cast<size_t>(rope)];
+  kernels.rope(x, heads, dim, pairs * 2, angles.cos + row * pairs, angles.sin + row * pairs);
+}
+
+const Segment &Context::segment_of(int64_t row) const {
+  const auto after = std::upper_bound(forward->segments.begin(), forward->segments.end(), row,
+                                      [](int64_t r, const Segment &segment) { return r < segment.row; });
+  return *(after - 1);
+}
+
+int64_t Context::number_of(const Instruction &i) const {
+  return forwards * static_cast<int64_t>(program.instructions.size()) + (&i - program.instructions.data());
+}
+
+} // namespace dsedge

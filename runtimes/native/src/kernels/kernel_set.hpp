@@ -1,0 +1,33 @@
+// The body of a kernel set, for inclusion in an anonymous namespace after the file of an instruction set in simd/: each
+// file that includes it is compiled with that set's flags and must share no function with the others.
+#pragma once
+
+#include "simd/lanes.hpp"
+
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#include "formats/table.hpp"
+
+#include "kernels/attention.hpp"
+#include "kernels/linear.hpp"
+
+#include "kernels/float_linear.hpp"
+#include "kernels/kv_rows.hpp"
+#include "kernels/rows.hpp"
+
+template <typename F> constexpr LinearKernels linear_kernels() {
+  if constexpr (F::kCodes)
+    return {panel<F>, panel_float<F>};
+  else
+    return {nullptr, panel_float<F>};
+}
+template <typename... F> struct LinearTable;
+template <typename... F> struct LinearTable<List<F...>> {
+  static constexpr LinearKernels kRecords[] = {linear_kernels<F>()...};
+};
+
+constexpr Kernels table(const char *name) {
+  return {name,    LinearTable<Formats>::kRecords, quantize, quantize_block, norm, gate,
+          softcap, rope,  write_row,   attend,   merge};
+}

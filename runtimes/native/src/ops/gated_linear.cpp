@@ -1,0 +1,81 @@
+// A task is a panel of the gate's weight and the same panel of the other.
+#include "ops/linear.hpp"
+#include "ops/quantize.hpp"
+
+#include <algorithm>
+
+namespace dsedge {
+
+namespace {
+
+const MatrixShape &shape_of(const Program &program, const Instruction &i) {
+  return program.matrix(as<GatedLinear>(i).matrix);
+}
+
+void verify_gated(const Checker &check, const Instruction &i) {
+  const GatedLinear &o = as<GatedLinear>(i);
+  const MatrixShape &m = shape_of(check.program, i);
+  verify_product(check, o.input, m, o.biases);
+  check.require(m.interleaved && m.rows.size() == 2, "other than two interleaved weights");
+  check.require(check.program.buffer(o.output).width == m.rows[0] && o.crest >= 0, "an output that does not fit");
+  check.require(o.output != o.input, "an output that is its input");
+}
+
+void reserve_gated(const Program &program, const Instruction &i, Room &room) {
+  reserve_product(shape_of(program, i), room);
+}
+
+Cost gated_cost(const Program &program, const Instruction &i) { return product_cost(shape_of(program, i)); }
+
+int64_t gated_tasks(const Context &ctx, const Instruction &i) { return ctx.matrix(as<GatedLinear>(i).matrix).panels / 2; }
+
+// Thirty-two numbers of the activated gate are one block of what the next linear reads. Those that the last panel has
+// too many are 0.
+void put(const Context &ctx, const Instruction &i, int64_t panel, RowRange rows, const Scratch &scratch) {
+  const GatedLinear &o = as<GatedLinear>(i);
+  const int64_t first = panel * kPanel;
+  const int64_t count = std::min<int64_t>(kPanel, shape_of(ctx.program, i).rows[0] - first);
+  add_bias(ctx, o.biases.ids[0], first, count, rows.count, scratch.results);
+  add_bias(ctx, o.biases.ids[1], first, count, rows.count, scratch.others);
+  ctx.kernels.gate(scratch.results, scratch.others, rows.count * kPanel, o.activation.kind, scratch.results);
+  if (ctx.program.buffer(o.output).codes)
+    return ctx.kernels.quantize_block(scratch.results, rows.count, o.crest,
+                                      ctx.activations.codes(o.output).from(rows.first), panel);
+  for (int64_t row = 0; row < rows.count; ++row)
+    std::copy_n(scratch.results + row * kPanel, count, ctx.row(o.output, rows.first + row) + first);
+}
+
+void run_panels(Context &ctx, const Instruction &i, const Instruction *lead, int64_t begin, int64_t end, RowRange rows,
+                int32_t thread) {
+  const GatedLinear &o = as<GatedLinear>(i);
+  const Matrix &m = ctx.matrix(o.matrix);
+  Scratch &scratch = ctx.activations.scratch(thread);
+  read_input(ctx, i, o.input, lead, rows, begin == 0, scratch);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    product(ctx, o.input, m, panel * 2, rows, scratch, scratch.results);
+    product(ctx, o.input, m, panel * 2 + 1, rows, scratch, scratch.others);
+    put(ctx, i, panel, rows, scratch);
+  }
+}
+
+void run_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {
+  run_panels(ctx, i, lead, begin, end, ctx.rows_of(i), thread);
+}
+
+void run_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
+  run_panels(ctx, i, nullptr, 0, gated_tasks(ctx, i), rows, thread);
+}
+
+} // namespace
+
+extern const Op kGatedLinearOp;
+const Op kGatedLinearOp = {.name = "gated_linear",
+                           .makes_input = true,
+                           .verify = verify_gated,
+                           .cost = gated_cost,
+                           .run_rows = run_rows,
+                           .reserve = reserve_gated,
+                           .tasks = gated_tasks,
+                           .run_tasks = run_tasks};
+
+} // namespace dsedge
