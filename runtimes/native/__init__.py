@@ -23,6 +23,10 @@ def support() -> Support:
     """Usable where the extension was built; the reason then names the kernel set."""
     if importlib.util.find_spec("runtimes.native._native") is None:
         return Support((), f"dsedge was installed without its native engine; missing was {_missing()}")
+    from runtimes.native import _native, schema
+
+    if _native.schema() != schema.TEXT:
+        return Support((), "its extension was built from other sources; install dsedge again")
     return Support(("cpu",), f"kernels: {kernels()}")
 
 

@@ -1,6 +1,7 @@
 """What src/module.cpp offers. Everything raises ValueError for what does not exist or fit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +14,11 @@ _Bytes = npt.NDArray[np.uint8]
 def find_kernels(name: str) -> str:
     """The kernel set of that name, the fastest for "", or "" where it is unknown or not usable."""
 
-class Program:
-    def __init__(self, ints: _Ints, reals: _Reals, parts: _Ints, buffers: _Longs, quantized: _Longs) -> None: ...
-    def add_matrix(self, shape: tuple[int, int, int, int, list[int], bool]) -> None: ...
-    def add_vector(self, values: _Reals) -> None: ...
-    def add_rope(self, pairs: int) -> None: ...
-    def add_ring(self, slots: int, window: int, sinks: int) -> None: ...
-    def set_kv(
-        self, sequences: int, chunk: int, kv_heads: int, dim: int, layers: Sequence[int], kv_dtypes: Sequence[int]
-    ) -> None: ...
+def schema() -> str:
+    """The schema of programs that it was built with, a line for each record."""
 
 class Engine:
-    def __init__(self, program: Program, kernels: str, threads: int) -> None: ...
+    def __init__(self, tables: Mapping[str, Any], vectors: Sequence[_Reals], kernels: str, threads: int) -> None: ...
     def pack(self, matrix: int, part: int, first: int, codes: _Bytes, scales: _Bytes, extra: _Bytes) -> None: ...
     def forward(
         self,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edge import rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores
-from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError, UnsupportedError
+from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
 from edge.kv import KvLayout
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
@@ -21,7 +21,7 @@ from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
 from runtimes.native.builder import build
 from runtimes.native.kv_dtypes import kv_dtypes
 from runtimes.native.loading import load
-from runtimes.native.program import KINDS, KV_DTYPES, Matrix, Program
+from runtimes.native.program import KV_DTYPES, Program
 
 if TYPE_CHECKING:
     from runtimes.native._native import Engine
@@ -159,47 +159,27 @@ def _make_engine(
     """The C++ engine with its program and no weights yet. Raises BundleError for what it refuses."""
     from runtimes.native import _native
 
-    spec = bundle.spec
+    vectors = [bundle.weights.read(vector.name) + np.float32(vector.offset) for vector in program.vectors]
     wanted = pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
-    tables = [np.array(rows, kind).reshape(-1, width) for rows, kind, width in _tables(program)]
     try:
-        native = _native.Program(*tables)
-        for matrix in program.matrices:
-            native.add_matrix(_shape(matrix))
-        for vector in program.vectors:
-            native.add_vector(bundle.weights.read(vector.name) + np.float32(vector.offset))
-        for kind in spec.ropes:
-            native.add_rope(kind.dim // 2)
-        for ring in layout.rings:
-            native.add_ring(ring.slots, ring.window, ring.sinks)
-        kept = [KV_DTYPES.index(dtype) for dtype in kv_dtypes(bundle, wanted)]
-        heads = {(kv.kv_heads, kv.key_dim) for kv in spec.kv_groups}
-        if len(heads) > 1:
-            raise UnsupportedError(f"the native engine keeps keys of one size in all layers, not of {sorted(heads)}")
-        native.set_kv(layout.sequences, layout.chunk, *heads.pop(), list(spec.layer_groups), kept)
-        return _native.Engine(native, kernels, threads)
+        return _native.Engine({**program.tables(), **_kv_tables(bundle, layout, wanted)}, vectors, kernels, threads)
     except ValueError as error:
         raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error
     except MemoryError as error:
         raise OptionError("not enough memory for the model and a context this large; choose a smaller one") from error
 
 
-def _tables(program: Program) -> list[tuple[list[Any], Any, int]]:
-    """The program as rows of numbers, in the order that src/module.cpp reads them."""
-    steps = program.instructions
-    return [
-        ([(KINDS.index(i.kind), i.a, i.b, i.c, i.out, i.quantized, i.quantized_out, i.matrix, i.vector, i.heads,
-           i.kv_heads, i.dim, i.rotary, i.rope, i.layer, i.gated, i.activation) for i in steps], np.int32, 17),
-        ([(i.scale, i.eps, i.softcap, i.crest) for i in steps], np.float32, 4),
-        ([(n, part.buffer, part.rows, part.bias) for n, i in enumerate(steps) for part in i.parts], np.int32, 4),
-        (program.buffers, np.int64, 2),
-        (program.quantized, np.int64, 2),
-    ]  # fmt: skip
-
-
-def _shape(matrix: Matrix) -> tuple[str, int, int, list[int], bool]:
-    rows = [weight.shape[0] for weight in matrix.weights]
-    columns, scheme = matrix.weights[0].shape[1], matrix.scheme
-    if scheme is None:
-        return matrix.dtype, 0, columns, rows, matrix.interleaved
-    return f"int{scheme.bits}-{scheme.kind}", scheme.group, columns, rows, matrix.interleaved
+def _kv_tables(bundle: Bundle, layout: KvLayout, wanted: str) -> dict[str, Any]:
+    """Ropes, and what is kept of each token: the tables of program.def that do not follow from the Graph."""
+    spec = bundle.spec
+    dtypes = kv_dtypes(bundle, wanted)
+    return {
+        "ropes": [{"pairs": kind.dim // 2} for kind in spec.ropes],
+        "rings": [{"slots": ring.slots, "window": ring.window, "sinks": ring.sinks} for ring in layout.rings],
+        "layers": [
+            {"ring": group, "kv_heads": kv.kv_heads, "key_dim": kv.key_dim, "value_dim": kv.value_dim, "format": dtype}
+            for group, dtype in zip(spec.layer_groups, dtypes, strict=True)
+            for kv in [spec.kv_groups[group]]
+        ],
+        "cache": {"sequences": layout.sequences, "chunk": layout.chunk},
+    }

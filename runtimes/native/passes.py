@@ -1,16 +1,21 @@
-"""What the native engine changes in a Graph before it makes a program of it."""
+"""What the native engine changes in a Graph, and in the steps that it becomes: the same logits from less work.
+
+`PASSES` is the whole list. Each pass gives a program that computes the same bits with or without it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.graph import Graph, verify
 from edge.ops import Attention, Op, Select
+from runtimes.native.program import Instruction, Steps
 
 
 def select_early(graph: Graph) -> Graph:
-    """The same results, the wanted rows picked after the last attention: nothing behind it mixes rows.
+    """The wanted rows are picked after the last attention: nothing behind it mixes rows.
 
     In a prefill that saves the last layer's other linears; every value behind the attention has the wanted rows alone.
     """
@@ -31,3 +36,114 @@ def select_early(graph: Graph) -> Graph:
     changed = Graph(graph.spec, (*before, *selects.values(), *rest), widths)
     verify(changed)
     return changed
+
+
+def join_siblings(steps: Steps) -> Steps:
+    """Linears that read the same value with weights of one format become one, where the first of them was."""
+    groups: dict[tuple[Any, ...], list[Instruction]] = {}
+    for step in steps.instructions:
+        if step.kind == "linear":
+            groups.setdefault(_format_key(step), []).append(step)
+    kept: list[Instruction] = []
+    for step in steps.instructions:
+        group = groups[_format_key(step)] if step.kind == "linear" else [step]
+        if step is not group[0]:
+            continue
+        if len(group) > 1:
+            matrix = replace(step["matrix"], weights=tuple(w for one in group for w in one["matrix"].weights))
+            outputs, biases = (tuple(x for one in group for x in one[name]) for name in ("outputs", "biases"))
+            step = step.but(matrix=matrix, outputs=outputs, biases=biases)
+        kept.append(step)
+    return replace(steps, instructions=tuple(kept))
+
+
+def _format_key(linear: Instruction) -> tuple[Any, ...]:
+    matrix = linear["matrix"]
+    return (linear["input"], matrix.scheme, matrix.dtype)
+
+
+def fuse_gates(steps: Steps) -> Steps:
+    """A gate over both outputs of a linear that it alone reads becomes a part of that."""
+    readers = steps.readers()
+    fused: dict[int, Instruction] = {}  # by the identity of the linear
+    gone: set[int] = set()
+    for linear in (step for step in steps.instructions if step.kind == "linear" and len(step["outputs"]) == 2):
+        (gate, *others) = readers[linear["outputs"][0]] or [linear]
+        fits = gate.kind == "gate" and (gate["gate"], gate["up"]) == linear["outputs"] and not others
+        if fits and readers[linear["outputs"][1]] == [gate]:
+            gone.add(id(gate))
+            fused[id(linear)] = Instruction("gated_linear", {
+                "input": linear["input"], "output": gate["output"], "biases": linear["biases"], "crest": 0.0,
+                "matrix": replace(linear["matrix"], interleaved=True), "activation": gate["activation"],
+            })  # fmt: skip
+    return _changed(steps, fused, gone)
+
+
+def fuse_residuals(steps: Steps) -> Steps:
+    """An addition to a linear's only output that it alone reads becomes a part of that."""
+    readers = steps.readers()
+    written: set[str] = set()
+    fused: dict[int, Instruction] = {}
+    gone: set[int] = set()
+    for step in steps.instructions:
+        if step.kind == "linear" and len(step["outputs"]) == 1:
+            (output,) = step["outputs"]
+            add, *others = readers[output] or [step]
+            other = add["left"] if add.kind == "add" and add["right"] == output else add.operands.get("right")
+            if add.kind == "add" and not others and other != output and other in written and step["residual"] is None:
+                gone.add(id(add))
+                fused[id(step)] = step.but(residual=other, outputs=(add["output"],))
+        written.update(step.writes)
+    return _changed(steps, fused, gone)
+
+
+def rotate_in_attention(steps: Steps) -> Steps:
+    """The rotation of queries or keys that nothing else reads is left to what reads them."""
+    readers = steps.readers()
+    places = {"kv_write": "keys", "attention": "queries"}
+    fused: dict[int, Instruction] = {}
+    gone: set[int] = set()
+    for rope in (step for step in steps.instructions if step.kind == "rope"):
+        reader, *others = readers[rope["output"]] or [rope]
+        if reader.kind in places and not others and reader[places[reader.kind]] == rope["output"]:
+            gone.add(id(rope))
+            fused[id(reader)] = reader.but(rope=rope["rope"], **{places[reader.kind]: rope["input"]})
+    return _changed(steps, fused, gone)
+
+
+def quantize_where_made(steps: Steps) -> Steps:
+    """A norm leaves its codes too; a gated linear whose output is read as codes alone leaves nothing else."""
+    makers = {name: step for step in steps.instructions for name in step.writes}
+    readers = steps.readers()
+    fused: dict[int, Instruction] = {}
+    gone: set[int] = set()
+    for quantize in (step for step in steps.instructions if step.kind == "quantize"):
+        source, codes = quantize["input"], quantize["output"]
+        maker = makers[source]
+        if maker.kind == "norm":
+            fused[id(maker)] = maker.but(codes=codes, crest=quantize["crest"])
+        elif maker.kind == "gated_linear" and readers[source] == [quantize]:
+            fused[id(maker)] = maker.but(output=codes, crest=quantize["crest"])
+        else:
+            continue
+        gone.add(id(quantize))
+    return _changed(steps, fused, gone)
+
+
+def _changed(steps: Steps, fused: dict[int, Instruction], gone: set[int]) -> Steps:
+    """The steps without those that are gone, and with others in the place of some."""
+    kept = tuple(fused.get(id(step), step) for step in steps.instructions if id(step) not in gone)
+    return replace(steps, instructions=kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What is done to a Graph, then to the steps that it was translated to, in this order."""
+
+    graph: tuple[Callable[[Graph], Graph], ...]
+    steps: tuple[Callable[[Steps], Steps], ...]
+
+
+PASSES = Passes(
+    graph=(select_early,), steps=(join_siblings, fuse_gates, fuse_residuals, rotate_in_attention, quantize_where_made)
+)

@@ -1,56 +1,20 @@
-"""The flat program that the native engine runs, as data: numbered buffers, instructions, packed matrices.
+"""The flat program that the native engine runs, as data: instructions over values, then over numbered buffers.
 
-What the C++ side does with it, and the operands of each instruction, are listed in src/program.hpp.
+program.def lists the instructions and their operands. While a program is made, values have names, and a matrix or a
+vector stands for itself; `Program.tables` is what the engine gets, with numbers instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from edge.ops import Weight
 from edge.payload import Scheme
+from runtimes.native import schema
 
-NONE = -1
-KINDS = ("embed", "norm", "quantize", "linear", "store", "attention", "gate", "add", "select", "softcap", "rope")
 KV_DTYPES = ("float32", "float16", "int8")
-ACTIVATIONS = ("silu", "gelu_tanh")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows of a linear: where they go (NONE where gated), and the vector that is their bias, or NONE."""
-
-    buffer: int
-    rows: int
-    bias: int
-
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One step; operands by kind are listed in src/program.hpp. The fields' order is that of the C++ side."""
-
-    kind: str
-    a: int = NONE
-    b: int = NONE
-    c: int = NONE
-    out: int = NONE
-    quantized: int = NONE
-    quantized_out: int = NONE
-    matrix: int = NONE
-    vector: int = NONE
-    heads: int = 1
-    kv_heads: int = 1
-    dim: int = 0
-    rotary: int = 0
-    rope: int = NONE
-    layer: int = 0
-    gated: int = 0
-    activation: int = 0
-    scale: float = 1.0
-    eps: float = 0.0
-    softcap: float = 0.0
-    crest: float = 0.0
-    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +22,104 @@ class Vector:
     """A norm's weight or a bias, and what is added to it."""
 
     name: str
-    offset: float
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One or more weights of one scheme over the same columns. Interleaved: stored 32 rows of each in turn."""
+    """One or more weights of one format over the same columns. Interleaved: stored 32 rows of each by turns."""
 
     weights: tuple[Weight, ...]
     scheme: Scheme | None
     dtype: str
-    interleaved: bool
+    interleaved: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """The fields of a matrix in program.def."""
+        name = f"int{self.scheme.bits}-{self.scheme.kind}" if self.scheme else self.dtype
+        return {
+            "format": name, "group": self.scheme.group if self.scheme else 0, "columns": self.weights[0].shape[1],
+            "rows": [weight.shape[0] for weight in self.weights], "interleaved": self.interleaved,
+        }  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
+class Instruction:
+    """One step. Raises InternalError for operands that are not those of its kind."""
+
+    kind: str
+    operands: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        schema.check(self.kind, self.operands)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.operands[name]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return schema.buffers_of(self.kind, self.operands, written=False)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return schema.buffers_of(self.kind, self.operands, written=True)
+
+    def but(self, **operands: Any) -> Instruction:
+        """The same with some other operands."""
+        return Instruction(self.kind, {**self.operands, **operands})
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an instruction writes: rows of `width` floats, or the codes of such rows."""
+
+    width: int
+    codes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A program before its values have buffers: each is written once, before it is read."""
+
+    instructions: tuple[Instruction, ...]
+    values: Mapping[str, Value]
+
+    def readers(self) -> dict[str, list[Instruction]]:
+        """The instructions that read a value; none for one that nothing reads."""
+        found: dict[str, list[Instruction]] = {name: [] for step in self.instructions for name in step.writes}
+        for step in self.instructions:
+            for name in dict.fromkeys(step.reads):
+                found[name].append(step)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
-    """Buffers are (width, selected): a row a token, or one a wanted row. Buffer 0 holds the logits."""
+    """Instructions over numbered buffers. Buffer 0 holds the logits, buffer `hidden` the final norm's output."""
 
-    instructions: list[Instruction] = field(default_factory=list)
-    buffers: list[tuple[int, bool]] = field(default_factory=list)
-    quantized: list[tuple[int, bool]] = field(default_factory=list)
-    matrices: list[Matrix] = field(default_factory=list)
-    vectors: list[Vector] = field(default_factory=list)
-    hidden: int = NONE
+    instructions: tuple[Instruction, ...]
+    buffers: tuple[dict[str, Any], ...]
+    matrices: tuple[Matrix, ...]
+    vectors: tuple[Vector, ...]
+    hidden: int
+
+    def tables(self) -> dict[str, Any]:
+        """Instructions, buffers and matrices as the engine takes them."""
+        matrices = {matrix: index for index, matrix in enumerate(self.matrices)}
+        vectors = {vector: index for index, vector in enumerate(self.vectors)}
+
+        def plain(operand: Any) -> Any:
+            if isinstance(operand, tuple):
+                return [plain(item) for item in operand]
+            if isinstance(operand, Matrix):
+                return matrices[operand]
+            return vectors[operand] if isinstance(operand, Vector) else operand
+
+        return {
+            "instructions": [
+                {"kind": step.kind, **{name: plain(operand) for name, operand in step.operands.items()}}
+                for step in self.instructions
+            ],
+            "buffers": list(self.buffers),
+            "matrices": [matrix.record() for matrix in self.matrices],
+        }

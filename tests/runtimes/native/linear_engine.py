@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edge import payload
 from edge.payload import Scheme
-from runtimes.native.program import KINDS, NONE
+from tests.runtimes.native.tables import engine_of, pack
 
 Array = npt.NDArray[Any]
 
@@ -39,40 +39,23 @@ def run_linear(
     crest: float | None = 4.5,
 ) -> npt.NDArray[np.float32]:  # fmt: skip
     """x · weightᵀ, [tokens, rows], with activations quantized by that crest, or as floats for None."""
-    from runtimes.native import _native
-
     tokens, columns = x.shape
     rows = len(parts["codes"])
-    steps = [
-        {"kind": "embed", "matrix": 0, "out": 1},
-        {"kind": "select", "a": 1, "out": 2},
-        {"kind": "quantize", "a": 2, "quantized_out": 0},
-        {"kind": "linear", "matrix": 1, **({"a": 2} if crest is None else {"quantized": 0})},
-    ]
-    fields = ("a", "b", "c", "out", "quantized", "quantized_out", "matrix", "vector")
-    ints = [[KINDS.index(str(s["kind"])), *(s.get(f, NONE) for f in fields), 1, 1, 0, 0, NONE, 0, 0, 0] for s in steps]
-    reals = [[1.0, 0.0, 0.0, crest or 0.0]] * len(steps)
-    program = _native.Program(
-        np.array(ints, np.int32),
-        np.array(reals, np.float32),
-        np.array([[3, 0, rows, NONE]], np.int32),
-        np.array([[rows, 1], [columns, 0], [columns, 1]], np.int64),
-        np.array([[columns, 1]], np.int64),
-    )
-    program.add_matrix(("float32", 0, columns, [tokens], False))
-    program.add_matrix((f"int{scheme.bits}-{scheme.kind}", scheme.group, columns, [rows], False))
-    program.set_kv(1, tokens, 1, 1, [], [])
-    engine = _native.Engine(program, kernels, threads)
-    empty = np.empty
-    engine.pack(
-        0, 0, 0, x.view(np.uint8).reshape(tokens, -1), empty((tokens, 0), np.uint8), empty((tokens, 0), np.uint8)
-    )
-    found = [
-        parts[name].view(np.uint8).reshape(rows, -1)
-        for name in ("codes", "scales", "zeros", "offsets")
-        if name in parts
-    ]
-    engine.pack(1, 0, 0, *found, *[empty((rows, 0), np.uint8)] * (3 - len(found)))
+    steps: list[dict[str, Any]] = [
+        {"kind": "embed", "output": 1, "matrix": 0, "scale": 1.0},
+        {"kind": "select", "input": 1, "output": 2},
+        {"kind": "quantize", "input": 2, "output": 3, "crest": crest or 0.0},
+        {"kind": "linear", "input": 2 if crest is None else 3, "residual": None, "outputs": [0], "matrix": 1,
+         "biases": [None]},
+    ]  # fmt: skip
+    name = f"int{scheme.bits}-{scheme.kind}"
+    engine = engine_of(
+        steps, [(rows, "wanted"), (columns, ""), (columns, "wanted"), (columns, "wanted codes")],
+        [("float32", 0, columns, [tokens]), (name, scheme.group, columns, [rows])],
+        kernels=kernels, threads=threads, chunk=tokens,
+    )  # fmt: skip
+    pack(engine, 0, 0, x.view(np.uint8).reshape(tokens, -1))
+    pack(engine, 1, 0, *(parts[part] for part in ("codes", "scales", "zeros", "offsets") if part in parts))
     ids = np.arange(tokens, dtype=np.int32)
     logits = np.full((tokens, rows), np.nan, np.float32)
     engine.forward(ids, np.array([[0, tokens, 0]]), [[]], [], ids.astype(np.int64), logits)

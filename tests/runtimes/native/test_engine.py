@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,10 @@ from exporters.parity import compare
 from exporters.reference import Reference
 from runtimes import native
 from runtimes.native import engine as engines
+from runtimes.native import schema
 from tests.exporters.tiny import tiny_llama, tiny_mistral
 from tests.runtimes.native.kernel_sets import SETS
+from tests.runtimes.native.tables import engine_of
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
 
@@ -217,25 +221,55 @@ def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
     runtime.close()
 
 
-def tables_of(bundle: Bundle) -> tuple[Any, list[tuple[list[Any], Any, int]]]:
-    schemes = bundle.weights.schemes
-    dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in schemes}
-    program = engines.build(bundle.graph, schemes, dtypes, exact=False)
-    return program, engines._tables(program)
+def entries_of(tables: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    """The entries of some tables; the cache is one entry."""
+    return [
+        entry for name in names for entry in ([tables[name]] if isinstance(tables[name], dict) else tables[name])
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("table", range(5))
-def test_hostile_programs_are_refused_or_harmless(table: int, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of a program changed at random: the engine refuses it, or runs it within its memory."""
-    random = np.random.default_rng(table)
-    values = [-1, 0, 1, 2, 7, 23, 2**15, 2**31 - 1, -(2**31)]
-    _, tables = tables_of(bundle)
+def damaged(tables: dict[str, Any], names: Sequence[str], random: np.random.Generator) -> dict[str, Any]:
+    """A copy in which one value of one entry is another one."""
+    values = [
+        -1,
+        0,
+        1,
+        2,
+        7,
+        23,
+        2**15,
+        2**31 - 1,
+        -(2**31),
+        2**63 - 1,
+        1e39,
+        float("nan"),
+        None,
+        True,
+        "int8",
+        [0],
+        {},
+    ]
+    copy = deepcopy(tables)
+    entries = entries_of(copy, names)
+    entry = entries[random.integers(len(entries))]
+    entry[list(entry)[random.integers(len(entry))]] = values[random.integers(len(values))]
+    return copy
+
+
+@pytest.mark.parametrize("names", [["instructions"], ["buffers", "matrices"], ["ropes", "rings", "layers", "cache"]])
+def test_hostile_programs_are_refused_or_harmless(
+    names: list[str], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value of a program changed at random: the engine refuses it, or runs it within its memory."""
+    random = np.random.default_rng(len(names))
+    made = _native.Engine
     refused = 0
-    for _ in range(60):
-        changed = [(np.array(rows, kind).reshape(-1, width), kind, width) for rows, kind, width in tables]
-        target = changed[table][0]
-        target[random.integers(len(target)), random.integers(target.shape[1])] = random.choice(values)
-        monkeypatch.setattr(engines, "_tables", lambda _, changed=changed: changed)
+
+    def change(tables: dict[str, Any], *others: Any) -> Any:
+        return made(damaged(tables, names, random), *others)
+
+    monkeypatch.setattr(_native, "Engine", change)
+    for _ in range(90):
         try:
             runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions(threads=2))
         except (BundleError, OptionError):
@@ -244,32 +278,68 @@ def test_hostile_programs_are_refused_or_harmless(table: int, bundle: Bundle, mo
         session = Session(runtime, "error")
         segment = Segment(0, np.array([5, 6], np.int32), session.cache.plan(2))
         logits = np.empty((2, bundle.spec.vocab_size), np.float32)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), suppress(ValueError):
             engine = runtime._engine
             held = [[plan.held for plan in segment.plans]]
             angles = [(np.ones((2, kind.dim // 2), np.float32),) * 2 for kind in bundle.spec.ropes]
             if engine is not None:
                 engine.forward(segment.tokens, np.array([[0, 2, 0]]), held, angles, np.array([0, 1]), logits)
         runtime.close()
-    assert refused > 1
+    assert refused > 30
 
 
-def test_matrices_of_impossible_shapes_are_refused() -> None:
-    for shape in (
-        ("int4-sym", 48, 64, [32], False), ("int3-sym", 32, 64, [32], False), ("", 32, 64, [32], False),
-        ("int8-zp", 32, 64, [32], False), ("int8-sym", 64, 64, [32], False), ("float16", 32, 64, [32], False),
-        ("int4-sym", 32, 0, [32], False), ("int4-sym", 32, 2**62, [32], False), ("int4-sym", 32, 64, [], False),
-        ("int4-sym", 32, 64, [2**62], False), ("int4-sym", 32, 64, [32, 64], True), ("int4-sym", 0, 64, [32], False),
-    ):  # fmt: skip
-        program = _native.Program(
-            np.array([[8, 1, -1, -1, 0, *[-1] * 4, 1, 1, 0, 0, -1, 0, 0, 0]], np.int32),
-            np.zeros((1, 4), np.float32), np.empty((0, 4), np.int32), np.array([[4, 1], [4, 0]], np.int64),
-            np.empty((0, 2), np.int64),
-        )  # fmt: skip
-        program.set_kv(1, 8, 1, 8, [], [])
-        with pytest.raises(ValueError, match=r"scheme|columns|rows|format"):  # noqa: PT012
-            program.add_matrix(shape)
-            _native.Engine(program, "", 1)
+def test_every_program_that_a_field_was_added_to_or_taken_from_is_refused(bundle: Bundle) -> None:
+    """By the name of the record and of the field."""
+    schemes = bundle.weights.schemes
+    dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in schemes}
+    program = engines.build(bundle.graph, schemes, dtypes, exact=False)
+    layout = plan_layout(bundle.spec, 8)
+    tables = {**program.tables(), **engines._kv_tables(bundle, layout, "float16")}
+    vectors = [np.ones(len(bundle.weights.read(vector.name)), np.float32) for vector in program.vectors]
+    _native.Engine(tables, vectors, "", 1)
+    records = {"buffers": "buffer", "matrices": "matrix", "ropes": "rope", "rings": "ring", "layers": "layer"}
+    for table in tables:
+        for index in range(len(entries_of(tables, [table]))):
+            copy = deepcopy(tables)
+            entry = entries_of(copy, [table])[index]
+            record = entry["kind"] if table == "instructions" else records.get(table, table)
+            entry["spin"] = 1
+            with pytest.raises(ValueError, match=f"{record} has an unknown field spin"):
+                _native.Engine(copy, vectors, "", 1)
+            name = list(entry)[-2]
+            del entry["spin"], entry[name]
+            with pytest.raises(ValueError, match=f"{record} lacks its field {name}"):
+                _native.Engine(copy, vectors, "", 1)
+    for changed, message in (
+        ({**tables, "spins": []}, "there is no table spins"),
+        ({name: tables[name] for name in tables if name != "rings"}, "the table rings is missing"),
+        ({**tables, "instructions": [{"kind": "spin"}]}, "does not know the instruction spin"),
+        ({**tables, "instructions": [{}]}, "an instruction without a kind"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            _native.Engine(changed, vectors, "", 1)
+
+
+def test_an_extension_of_another_schema_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _native.schema() == schema.TEXT
+    monkeypatch.setattr(_native, "schema", lambda: schema.TEXT.replace("crest", "peak"))
+    assert native.support().devices == ()
+    assert "install dsedge again" in native.support().reason
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        ("int4-sym", 48, 64, [32]), ("int3-sym", 32, 64, [32]), ("", 32, 64, [32]), ("int8-zp", 32, 64, [32]),
+        ("int8-sym", 64, 64, [32]), ("float16", 32, 64, [32]), ("int4-sym", 32, 0, [32]), ("int4-sym", 32, 2**62, [32]),
+        ("int4-sym", 32, 64, []), ("int4-sym", 32, 64, [2**62]), ("int4-sym", 0, 64, [32]), ("int4-sym", -1, 64, [32]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_matrices_of_impossible_shapes_are_refused(matrix: Any) -> None:
+    select = {"kind": "select", "input": 1, "output": 0}
+    with pytest.raises(ValueError, match=r"scheme|columns|rows|format"):
+        engine_of([select], [(4, "wanted"), (4, "")], [matrix])
 
 
 @pytest.mark.parametrize(

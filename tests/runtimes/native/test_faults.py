@@ -20,42 +20,35 @@ from edge.options import RuntimeOptions
 from edge.runtime import Segment, check_finite
 from edge.session import Session
 from runtimes import native
-from runtimes.native.program import KINDS, NONE
 from tests.exporters.tiny import tiny_llama
 from tests.runtimes import test_extremes as extremes
 from tests.runtimes.native.kernel_sets import SETS
+from tests.runtimes.native.tables import engine_of, pack
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
 DIM, CHUNK = 16, 10_000
-FIELDS = ("a", "b", "c", "out", "quantized", "quantized_out", "matrix", "vector", "heads", "kv_heads", "dim",
-          "rotary", "rope", "layer", "gated", "activation")  # fmt: skip
-DEFAULTS = {"heads": 1, "kv_heads": 1, "dim": DIM, "rotary": 0, "layer": 0, "gated": 0, "activation": 0}
-NO_PARTS: list[list[int]] = []
+NO_PARTS: list[int] = []
 
 
 def make(
-    steps: list[dict[str, Any]], buffers: list[tuple[int, int]], matrices: list[npt.NDArray[np.float32]],
-    *, threads: int = 1, kernels: str = "", parts: list[list[int]] = NO_PARTS,
+    steps: list[dict[str, Any]], buffers: list[tuple[int, str]], matrices: list[npt.NDArray[np.float32]],
+    *, threads: int = 1, kernels: str = "", parts: list[int] = NO_PARTS,
 ) -> Any:  # fmt: skip
-    """An engine over raw float32 matrices and a ring of 512 slots, one head of 16 numbers."""
-    ints = [[KINDS.index(s["kind"]), *(s.get(f, DEFAULTS.get(f, NONE)) for f in FIELDS)] for s in steps]
-    reals = [[1.0, 1e-5, s.get("softcap", 0.0), 0.0] for s in steps]
-    program = _native.Program(
-        np.array(ints, np.int32), np.array(reals, np.float32), np.array(parts, np.int32).reshape(-1, 4),
-        np.array(buffers, np.int64), np.empty((0, 2), np.int64),
-    )  # fmt: skip
-    counts = [[part[2] for part in parts] if n and parts else [len(matrix)] for n, matrix in enumerate(matrices)]
-    for matrix, rows in zip(matrices, counts, strict=True):
-        program.add_matrix(("float32", 0, matrix.shape[1], rows, False))
-    program.add_ring(512, 512, 0)
-    program.set_kv(1, CHUNK, 1, DIM, [0], [1])
-    engine = _native.Engine(program, kernels, threads)
-    for n, (matrix, rows) in enumerate(zip(matrices, counts, strict=True)):
-        ends = np.cumsum(rows)
-        for part, values in enumerate(np.split(matrix, ends[:-1])):
-            nothing = np.empty((len(values), 0), np.uint8)
-            engine.pack(n, part, 0, np.ascontiguousarray(values).view(np.uint8), nothing, nothing)
+    """An engine over float32 matrices, the last in parts of so many rows, and a layer of one head of 16 numbers."""
+    rows = [[len(matrix)] for matrix in matrices]
+    if parts:
+        rows[-1] = parts
+    shapes = [("float32", 0, matrix.shape[1], sizes) for matrix, sizes in zip(matrices, rows, strict=True)]
+    layer = {"ring": 0, "kv_heads": 1, "key_dim": DIM, "value_dim": DIM, "format": "float16"}
+    engine = engine_of(steps, buffers, shapes, kernels=kernels, threads=threads, chunk=CHUNK, layers=[layer])
+    for n, (matrix, sizes) in enumerate(zip(matrices, rows, strict=True)):
+        for part, values in enumerate(np.split(matrix, np.cumsum(sizes)[:-1])):
+            pack(engine, n, part, values)
     return engine
+
+
+def embed(output: int) -> dict[str, Any]:
+    return {"kind": "embed", "matrix": 0, "output": output, "scale": 1.0}
 
 
 def forward(engine: Any, tokens: Sequence[int], wanted: Sequence[int], *, held: int = 0) -> npt.NDArray[np.float32]:
@@ -68,12 +61,12 @@ def forward(engine: Any, tokens: Sequence[int], wanted: Sequence[int], *, held: 
 def picker(*, wide: int = DIM, threads: int = 1) -> Any:
     """An engine whose logits are rows of a matrix, and its buffer 2 too; buffer 3 is of no use and that wide."""
     steps = [
-        {"kind": "embed", "matrix": 0, "out": 1},
-        {"kind": "select", "a": 1, "out": 2},
-        {"kind": "select", "a": 1, "out": 0},
+        embed(1),
+        {"kind": "select", "input": 1, "output": 2},
+        {"kind": "select", "input": 1, "output": 0},
     ]
     rows = np.arange(4 * DIM, dtype=np.float32).reshape(4, DIM)
-    return make(steps, [(DIM, 1), (DIM, 0), (DIM, 1), (wide, 0)], [rows], threads=threads)
+    return make(steps, [(DIM, "wanted"), (DIM, ""), (DIM, "wanted"), (wide, "")], [rows], threads=threads)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="memory that is only reserved cannot be mapped there")
@@ -132,13 +125,14 @@ print(forward(engine, [1, 3], [1, 0])[:, 0].tolist())
     assert (found.returncode, found.stdout) == (0, "[48.0, 16.0]\n"), found.stderr
 
 
-def test_a_store_without_attention_keeps_to_its_ring() -> None:
+def test_keys_without_attention_keep_to_their_ring() -> None:
     steps = [
-        *({"kind": "embed", "matrix": 0, "out": buffer} for buffer in (1, 2, 3)),
-        {"kind": "store", "a": 1, "b": 2, "c": 3},
-        {"kind": "select", "a": 1, "out": 0},
+        embed(1),
+        embed(2),
+        {"kind": "kv_write", "keys": 1, "values": 2, "layer": 0, "rope": None},
+        {"kind": "select", "input": 1, "output": 0},
     ]
-    engine = make(steps, [(DIM, 1), (DIM, 0), (DIM, 0), (DIM, 0)], [np.ones((4, DIM), np.float32)])
+    engine = make(steps, [(DIM, "wanted"), (DIM, ""), (DIM, "")], [np.ones((4, DIM), np.float32)])
     assert forward(engine, [0], [0], held=512)[0, 0] == 1
     for tokens, held in (([0], 513), ([0] * (CHUNK + 1), 0)):
         with pytest.raises(ValueError, match="more held or new rows"):
@@ -177,19 +171,19 @@ def test_wanted_rows_are_as_few_as_a_phase_can_hold() -> None:
 def test_o3_what_float16_cannot_hold_is_seen(kernels: str, what: str, softcap: float, before: int) -> None:
     """70,000 as a key or value of the last token, with small queries: an infinity could hide in a weight of 0."""
     steps = [
-        {"kind": "embed", "matrix": 0, "out": 1},
-        {"kind": "linear", "a": 1, "matrix": 1},
-        {"kind": "store", "a": 2, "b": 3, "c": 4},
-        {"kind": "attention", "a": 2, "out": 5, "softcap": softcap},
-        {"kind": "select", "a": 5, "out": 0},
-    ]
-    parts = [[1, 2, DIM, NONE], [1, 3, DIM, NONE], [1, 4, DIM, NONE]]
+        embed(1),
+        {"kind": "linear", "input": 1, "residual": None, "outputs": [2, 3, 4], "matrix": 1, "biases": [None] * 3},
+        {"kind": "kv_write", "keys": 3, "values": 4, "layer": 0, "rope": None},
+        {"kind": "attention", "queries": 2, "output": 5, "layer": 0, "heads": 1, "rope": None, "scale": 1.0,
+         "softcap": softcap},
+        {"kind": "select", "input": 5, "output": 0},
+    ]  # fmt: skip
     rows = np.zeros((3, 3 * DIM), np.float32)
     rows[:, [0, DIM, 2 * DIM]] = 1e-5, 6e4, 1  # query, key, value
     rows[1, 2 * DIM if what == "value" else DIM] = -7e4 if what == "negative key" else 7e4
     rows[2, DIM] = 65519  # the largest that rounds to 65504
-    buffers = [(DIM, 1), (3 * DIM, 0), *[(DIM, 0)] * 4]
-    engine = make(steps, buffers, [rows, np.eye(3 * DIM, dtype=np.float32)], kernels=kernels, parts=parts)
+    buffers = [(DIM, "wanted"), (3 * DIM, ""), *[(DIM, "")] * 4]
+    engine = make(steps, buffers, [rows, np.eye(3 * DIM, dtype=np.float32)], kernels=kernels, parts=[DIM] * 3)
     fine = [0] * (before or 2)
     check_finite(forward(engine, [*fine, 2], [len(fine)]), "native")
     with pytest.raises(NumericsError, match="not finite"):

@@ -1,0 +1,66 @@
+"""The schema of programs: the records of program.def, which the C++ side includes, as this side reads them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from edge.errors import InternalError
+
+_LINE = re.compile(r"^\s*(RECORD|INSTRUCTION|FIELD|END)\((\w+)(?:, (\w+))?\)$", re.MULTILINE)
+_READS = ("Reads", "MaybeReads")
+_WRITES = ("Writes", "MaybeWrites", "WritesList")
+
+
+def _read() -> tuple[dict[str, dict[str, str]], str]:
+    """The fields of each instruction, name → type, and the text of the schema as the C++ side gives it."""
+    instructions: dict[str, dict[str, str]] = {}
+    fields: dict[str, str] = {}
+    lines: list[str] = []
+    for what, first, second in _LINE.findall(Path(__file__).with_name("program.def").read_text(encoding="utf-8")):
+        if what == "FIELD":
+            fields[second] = first
+            lines[-1] += f" {second}:{first}"
+        elif what != "END":
+            fields = {}
+            lines.append(f"{what.lower()} {second}")
+            if what == "INSTRUCTION":
+                instructions[second] = fields
+    return instructions, "".join(f"{line}\n" for line in lines)
+
+
+INSTRUCTIONS, TEXT = _read()
+"""INSTRUCTIONS: kind → its fields, name → type. TEXT is what an extension built from this schema answers."""
+
+
+def check(kind: str, operands: dict[str, Any]) -> None:
+    """Raise InternalError unless an instruction of that kind has just these operands."""
+    if kind not in INSTRUCTIONS:
+        raise InternalError(f"the native engine has no instruction {kind}")
+    for name in INSTRUCTIONS[kind]:
+        if name not in operands:
+            raise InternalError(f"the instruction {kind} lacks its operand {name}")
+    for name in operands:
+        if name not in INSTRUCTIONS[kind]:
+            raise InternalError(f"the instruction {kind} has no operand {name}")
+
+
+def buffers_of(kind: str, operands: dict[str, Any], *, written: bool) -> tuple[Any, ...]:
+    """What an instruction writes, or what it reads, in the order of its operands."""
+    found: list[Any] = []
+    for name, type_ in INSTRUCTIONS[kind].items():
+        if type_ in (_WRITES if written else _READS) and operands[name] is not None:
+            found.extend(operands[name] if type_ == "WritesList" else [operands[name]])
+    return tuple(found)
+
+
+def with_buffers(kind: str, operands: dict[str, Any], number: dict[str, int]) -> dict[str, Any]:
+    """The operands with the numbers of their buffers instead of the names of values."""
+    changed = dict(operands)
+    for name, type_ in INSTRUCTIONS[kind].items():
+        if type_ == "WritesList":
+            changed[name] = [number[value] for value in operands[name]]
+        elif type_ in (*_READS, *_WRITES) and operands[name] is not None:
+            changed[name] = number[operands[name]]
+    return changed
