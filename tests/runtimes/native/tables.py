@@ -15,7 +15,7 @@ def tables(
     steps: Sequence[dict[str, Any]], buffers: Sequence[tuple[int, str]], matrices: Sequence[Matrix], *,
     chunk: int = 8, layers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Buffers are (width, words): "wanted", "codes", both or neither. One sequence; layers share a ring of 512 slots."""
+    """Buffers are (width, words): "wanted", "codes", both or neither. Layers share a ring of 512 slots."""
     return {
         "instructions": list(steps),
         "buffers": [
