@@ -45,11 +45,14 @@ GGUF = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "granite": "granite",
+    "granitemoe": "granitemoe",
     "llama": "llama",
     "olmo2": "olmo2",
+    "olmoe": "olmoe",
     "phi3": "phi3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen3moe": "qwen3_moe",
     "smollm3": "smollm3",
 }
 

@@ -43,4 +43,6 @@ FAMILY = Family(
         "mlp.experts.down": _EXPERTS + "output_linear",
     },
     scales=_scales,
+    gguf_defaults=granite.FAMILY.gguf_defaults,
+    interleaved=granite.FAMILY.interleaved,
 )

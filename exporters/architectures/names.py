@@ -51,6 +51,10 @@ GGUF: Mapping[str, str] = {
     "mlp.gate": "blk.{}.ffn_gate",
     "mlp.up": "blk.{}.ffn_up",
     "mlp.down": "blk.{}.ffn_down",
+    "mlp.router": "blk.{}.ffn_gate_inp",
+    "mlp.experts.gate": "blk.{}.ffn_gate_exps",
+    "mlp.experts.up": "blk.{}.ffn_up_exps",
+    "mlp.experts.down": "blk.{}.ffn_down_exps",
 }
 
 

@@ -30,7 +30,13 @@ FAMILY = Family(
     "qwen3_moe",
     _fields,
     {
-        **qwen3.FAMILY.defaults, "head_dim": None, "decoder_sparse_step": 1, "moe_intermediate_size": 768,
-        "num_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 4,
+        **qwen3.FAMILY.defaults,
+        "head_dim": None,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
     },
-)  # fmt: skip
+    gguf_defaults={"norm_topk_prob": True},  # llama.cpp always divides by the sum
+)

@@ -88,7 +88,7 @@ class Flat(View):
         start, count, _ = row_range(self.shape, start, stop)
         rows = self.inner.shape[1]
         first, last = start // rows, -(-(start + count) // rows)
-        found = {name: part.reshape(-1, part.shape[-1]) for name, part in self.inner.codes(first, last).items()}
+        found = {name: part.reshape((last - first) * rows, -1) for name, part in self.inner.codes(first, last).items()}
         return {name: part[start - first * rows :][:count] for name, part in found.items()}
 
 

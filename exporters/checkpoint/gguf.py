@@ -56,7 +56,7 @@ class GgufTensor:
 
     @property
     def scheme(self) -> Scheme | None:
-        return CARRIED.get(self.dtype) if len(self.shape) == 2 else None
+        return CARRIED.get(self.dtype) if len(self.shape) > 1 else None
 
     @property
     def note(self) -> str:
@@ -69,7 +69,7 @@ class GgufTensor:
         if not rows:  # which the gguf package cannot take
             return np.empty((0, *self.shape[1:]), np.float32)
         if self.scheme is not None:
-            return dequantize(self.scheme, self.codes(start, start + rows), width)
+            return dequantize(self.scheme, self.codes(start, start + rows), width).reshape(rows, *self.shape[1:])
         raw = self._bytes(start, rows, width)
         if self.dtype in PLAIN_DTYPES:
             return to_float32(raw.reshape(-1), self.dtype).reshape(rows, *self.shape[1:])
@@ -81,7 +81,10 @@ class GgufTensor:
         )
 
     def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        """Rows start…stop in the layout of edge.payload: the file's own codes and scales, only moved."""
+        """Rows start…stop in the layout of edge.payload: the file's own codes and scales, only moved.
+
+        Of a stack of matrices the rows of each are side by side in one row.
+        """
         if self.scheme is None:
             raise InternalError(f"tensor {self.name!r} is {self.dtype} {list(self.shape)}: it has no codes to carry")
         start, rows, width = row_range(self.shape, start, stop)

@@ -36,15 +36,20 @@ _SOFTCAPS = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 # What only some architectures read.
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+}
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 OWN_KEYS = {
     "gemma2": _SOFTCAPS,
     "gemma3": _SOFTCAPS,
-    "granite": {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "logit_scale": "logits_scaling",
-        "residual_scale": "residual_multiplier",
-    },
+    "granite": _MULTIPLIERS,
+    "granitemoe": {**_MULTIPLIERS, **_EXPERTS, "expert_count": "num_local_experts"},
+    "olmoe": _EXPERTS,
+    "qwen3moe": {**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
 }
 TOKEN_KEYS = {"tokenizer.ggml.bos_token_id": "bos_token_id", "tokenizer.ggml.eos_token_id": "eos_token_id"}
 # Values that change what is computed and that other architectures do not use, with the value that changes nothing.
@@ -55,7 +60,13 @@ NEUTRAL = {
     "attn_logit_softcapping": 0.0,
     "embedding_scale": 1.0,
     "expert_count": 0,
+    "expert_gating_func": 1,  # the softmax
+    "expert_group_count": 1,
+    "expert_shared_count": 0,
+    "expert_shared_feed_forward_length": 0,
+    "expert_weights_scale": 1.0,
     "final_logit_softcapping": 0.0,
+    "leading_dense_block_count": 0,
     "logit_scale": 1.0,
     "residual_scale": 1.0,
 }

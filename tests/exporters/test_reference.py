@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
 
+from edge import payload
 from edge.graph import build
+from edge.payload import Scheme
 from exporters import reference
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
@@ -155,6 +159,9 @@ CONVERTED: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "olmo3": (tiny.tiny_olmo3, {"layer_types": ["full_attention", *["sliding_attention"] * 3]}),
     "olmo3-yarn": CASES["olmo3-yarn"][:2],
     "granite": (tiny.tiny_granite, {}),
+    "qwen3-moe": (tiny.tiny_qwen3_moe, {"mlp_only_layers": []}),
+    "olmoe": (tiny.tiny_olmoe, {}),
+    "granitemoe": (tiny.tiny_granitemoe, {}),
 }
 
 
@@ -168,6 +175,19 @@ def test_c7_logits_from_gguf_equal_those_from_safetensors(case: str, tmp_path: P
     found = reference_of(opened(gguf), 70).run(ids)
     # GGUF files hold longrope's factors in float32.
     assert np.array_equal(found, expected) or ("phi" in case and np.abs(found - expected).max() < 1e-4 * expected.std())
+
+
+def test_codes_of_experts_are_carried(tmp_path: Path, opened: Opener) -> None:
+    """Each expert's Q4_0 codes are those of its rows in the file, whichever rows are read."""
+    folder = tiny.tiny_olmoe(tmp_path / "model", intermediate_size=64)
+    model = describe(opened(write_gguf(folder, tmp_path / "model.gguf", quantization="Q4_0")))
+    up = model.weights["layers.1.mlp.experts.up"]
+    assert (up.shape, up.scheme) == ((8 * 64, 64), Scheme(4, 32, "sym"))
+    source = load_reference(folder).model.layers[1].mlp.experts.gate_up_proj.detach().numpy()[:, 64:]
+    expected = dequantize(quantize(source, GGMLQuantizationType.Q4_0), GGMLQuantizationType.Q4_0).reshape(512, 64)
+    np.testing.assert_array_equal(up.read(), expected)
+    codes = up.codes(60, 200)
+    np.testing.assert_array_equal(payload.dequantize(Scheme(4, 32, "sym"), codes, 64), expected[60:200])
 
 
 def test_c4_position_3000_equals_transformers(tmp_path: Path, opened: Opener) -> None:

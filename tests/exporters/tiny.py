@@ -305,15 +305,18 @@ def _write_tensors(
     writer: gguf.GGUFWriter, model: PreTrainedModel, arch: str, quantization: str | Callable[[str], str]
 ) -> None:
     config = model.config
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
+    known = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known.get(arch) or gguf.MODEL_ARCH[arch.upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data = tiny_gguf.convert(name, tensor.numpy(), config)
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        kind = "F32" if data.ndim == 1 else quantization if isinstance(quantization, str) else quantization(target)
-        number = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(target, quantize(np.ascontiguousarray(data), number), raw_dtype=number)
+        tensors = tiny_gguf.expert_tensors(name, data)
+        for target, part in (tensors or {names.get_name(name, try_suffixes=(".weight", ".bias")): data}).items():
+            plain = part.ndim == 1 or "ffn_gate_inp" in target
+            kind = "F32" if plain else quantization if isinstance(quantization, str) else quantization(target)
+            number = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(target, quantize(np.ascontiguousarray(part), number), raw_dtype=number)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre: str | None) -> None:

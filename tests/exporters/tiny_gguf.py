@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}
-INTERLEAVED = ("llama", "granite", "smollm3")
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "qwen3_moe": "qwen3moe"}
+INTERLEAVED = ("llama", "granite", "granitemoe", "smollm3")
+# The part of a tensor's name in transformers that names a router or experts → its name in a GGUF file.
+_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
 def architecture(config: Any) -> str:
@@ -26,6 +29,20 @@ def convert(name: str, data: npt.NDArray[Any], config: Any) -> npt.NDArray[Any]:
         if arch in INTERLEAVED and f".{part}_proj." in name:
             return _interleave(data, heads)
     return data
+
+
+def expert_tensors(name: str, data: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """The tensors, by GGUF name, of a router's or experts' tensor, gate and up apart; none for others."""
+    layer = re.match(r"model\.layers\.(\d+)\.(mlp|block_sparse_moe)\.(gate|router|experts)\.?(\w+)$", name)
+    if layer is None or (layer[3] == "gate" and layer[4] != "weight"):
+        return {}
+    block = f"blk.{layer[1]}"
+    if layer[3] != "experts":
+        return {f"{block}.ffn_gate_inp.weight": data}
+    if layer[4] == "gate_up_proj":
+        gate, up = np.split(data, 2, axis=1)
+        return {f"{block}.{_EXPERTS['gate_proj']}.weight": gate, f"{block}.{_EXPERTS['up_proj']}.weight": up}
+    return {f"{block}.{_EXPERTS[layer[4]]}.weight": data}
 
 
 def _interleave(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
@@ -53,7 +70,12 @@ def write_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     if architecture(config) == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    if architecture(config) == "granite":
+    if architecture(config) in ("olmoe", "granitemoe", "qwen3moe"):
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if architecture(config) == "qwen3moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if architecture(config) in ("granite", "granitemoe"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
