@@ -27,7 +27,7 @@ _CODE = ("edge", "exporters")
 
 def default_source() -> Path:
     """The default model's GGUF file, from the cache or downloaded. Raises what `edge.download.fetch` raises."""
-    return fetch(find(load_catalog().default), _tell)
+    return fetch(find(load_catalog().default), _tell).path
 
 
 def default_bundle(recipe: str) -> Path:
@@ -69,6 +69,6 @@ def _current(path: Path) -> bool:
     return manifest.is_file() and manifest.stat().st_mtime >= max(file.stat().st_mtime for file in files)
 
 
-def _tell(stage: str, share: float) -> None:
+def _tell(stage: str, share: float, transfer: object = None) -> None:
     if share == 0.0:
         print(stage, file=sys.stderr)

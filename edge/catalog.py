@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from edge import texts
 from edge.errors import NotFoundError, OptionError
 from edge.paths import expanded
+from edge.sources.addresses import shown
 
 Form = Literal["file", "folder", "bundle"]
 VARIABLE = "DSEDGE_CATALOG"
@@ -62,7 +63,7 @@ class Url:
     forms = ("file", "bundle")
 
     def __str__(self) -> str:
-        return self.url
+        return shown(self.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Model:
     bundle   an exported bundle; `sha256` is that of its manifest, which vouches for the other files
 
     `size` is in bytes: exact with a sha256 of a file, otherwise about right. `variant` names the recipe to export with.
+    `aliases` are what other programs call the model.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Model:
     file: str = ""
     sha256: str | None = None
     terms: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,16 @@ def load_catalog(extra: Path | None = None) -> Catalog:
 
 
 def find(name: str, extra: Path | None = None) -> Model:
-    """The model of that name. Raises NotFoundError naming those that there are."""
-    models = load_catalog(extra).models
-    if name not in models:
-        raise NotFoundError(f"the catalogue has no model {name!r}; it has {', '.join(sorted(models))}")
-    return models[name]
+    """The model of that name, in any case, or of that common name. Raises NotFoundError naming those that there are."""
+    # Not at the top: names are made out with the catalogue.
+    from edge.naming import canonical, suggestion
+
+    catalog = load_catalog(extra)
+    found = catalog.models.get(canonical(name, (), catalog))
+    if found is None:
+        near = suggestion(name, (), catalog)
+        raise NotFoundError(f"the catalogue has no model {name!r}; it has {', '.join(sorted(catalog.models))}{near}")
+    return found
 
 
 def _read(path: Path) -> dict[str, Model]:
@@ -160,7 +168,16 @@ def _model(name: str, entry: Mapping[str, Any], base: Path) -> Model:
     """Raises ValueError, KeyError or TypeError for an entry that says too little, too much or the impossible."""
     sources = tuple(_source(item, base) for item in entry["sources"])
     pin = entry.get("sha256")  # some tools write it large
-    given = {**entry, "sources": sources, "sha256": pin.lower() if isinstance(pin, str) else pin}
+    pin = pin.lower() if isinstance(pin, str) else pin
+    aliases = entry.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise ValueError(f"model {name}: aliases is a list of texts")
+    given = {
+        **entry,
+        "sources": sources,
+        "aliases": tuple(aliases),
+        "sha256": pin.lower() if isinstance(pin, str) else pin,
+    }
     model = Model(name=name, **given)
     texts = (model.title, model.family, model.variant, model.license, model.file, model.sha256 or "", model.terms or "")
     if not all(isinstance(text, str) for text in texts) or type(model.size) is not int or model.size < 0:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from edge.bundle import Bundle
+    from edge.progress import Progress
 
 
 class ExportOptions(TypedDict, total=False):
@@ -36,3 +37,10 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     from exporters.export import export as run
 
     return run(source, out, **options)
+
+
+def copy_bundle(source: Path, target: Path, progress: Progress) -> None:
+    """Copy a bundle to `target`, which appears whole or not at all; see exporters.bundle_copy."""
+    from exporters.bundle_copy import copy_bundle as run
+
+    run(source, target, progress)

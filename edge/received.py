@@ -30,14 +30,19 @@ def check(model: str, sums: Mapping[str, str]) -> bool:
     """Record the sums of a model that was never received; True then. Raises UserError where the record differs."""
     if model not in _read() and _record(model, sums):
         return True
-    before = _read()[model]
+    compare(model, sums)
+    return False
+
+
+def compare(model: str, sums: Mapping[str, str]) -> None:
+    """Raise UserError if the model was received before and was another then."""
+    before = _read().get(model, sums)
     changed = sorted({name for name, _ in before.items() ^ sums.items()})
     if changed:
         raise UserError(
             f"{model}: {changed[0]} is not what was received first (SHA-256 {before.get(changed[0])}, now "
             f"{sums.get(changed[0])}); if that is right, remove {model} from {path()}"
         )
-    return False
 
 
 def _read() -> dict[str, dict[str, str]]:

@@ -11,9 +11,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from edge.catalog import NAME, load_catalog
+from edge.catalog import NAME, Catalog, load_catalog
 from edge.errors import NotFoundError, OptionError, StorageError
 from edge.files import make_writable, remove_tree
+from edge.naming import canonical, is_repository, suggestion
 from edge.paths import data_folder, expanded
 
 SUFFIX = ".dsedge"
@@ -69,35 +70,48 @@ def names() -> list[str]:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """The folder of a bundle, given by path or by its name in the store.
+    """The folder of a bundle, given by path or by its name in the store, in any case.
 
     A path is a Path, or a text with a separator in it or `.dsedge` at its end, or the name of a folder here that the
-    store does not know. Raises NotFoundError saying what is there, or how to get it.
+    store does not know; a repository of the hub that was pulled comes before a path that is not there. Raises
+    NotFoundError saying what is there, or how to get it.
     """
     text = str(name_or_path)
     separators = {"/", os.sep}
+    name = text if isinstance(name_or_path, Path) else canonical(text, names(), load_catalog())
     if isinstance(name_or_path, Path) or text.endswith(SUFFIX) or any(sep in text for sep in separators):
         path = expanded(text)
-        if not path.is_dir():
-            raise NotFoundError(
-                _hint(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one", text)
-            )
-        return path
-    if text in names():
-        return bundle_path(text)
+        if path.is_dir():
+            return path
+        if name in names():
+            return bundle_path(name)
+        if name != text:
+            raise NotFoundError(f"{path}: no bundle there; `dsedge pull {text}` looks for it on the Hugging Face hub")
+        raise NotFoundError(_hint(f"{path}: no bundle there; `dsedge export SOURCE -o {path.name}` writes one", text))
+    if name in names():
+        return bundle_path(name)
     if text and Path(text).is_dir():
         return Path(text)
     raise NotFoundError(_missing(text))
 
 
-def remove(name: str) -> None:
-    """Remove a bundle from the store. It disappears in one step, however long deleting takes.
+def to_pull(text: str) -> bool:
+    """Whether the text names a model that the store lacks and that a pull can get."""
+    catalog = load_catalog()
+    name = canonical(text, names(), catalog)
+    return name not in names() and (name in catalog.models or (is_repository(text) and not expanded(text).is_dir()))
+
+
+def remove(text: str) -> str:
+    """Remove a model from the store, called as `resolve` takes it; its name. It disappears in one step.
 
     Raises NotFoundError for a name that is not there and StorageError if the system refuses.
     """
+    name = canonical(text, names(), load_catalog())
     path = bundle_path(name)
     if not path.is_dir():
-        raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}")
+        near = suggestion(text, names(), Catalog("", {}))
+        raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}{near}")
     try:
         hidden = tempfile.mkdtemp(prefix=".removed-", dir=path.parent)
         if not path.is_symlink():
@@ -108,17 +122,20 @@ def remove(name: str) -> None:
             remove_tree(Path(hidden))
     except OSError as error:
         raise StorageError(f"{path}: cannot be removed: {error.strerror}") from error
+    return name
 
 
 def _missing(name: str) -> str:
     catalog = load_catalog()
-    if name in catalog.models:
-        return f"model {name!r} is not in the store; `dsedge pull {name}` gets it"
+    known = canonical(name, (), catalog)
+    if known in catalog.models:
+        return f"model {known!r} is not in the store; `dsedge pull {known}` gets it"
     message = f"no model {name!r}"
     hinted = _hint(message, name)
     if hinted != message:
         return hinted
-    return f"{message}; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}"
+    near = suggestion(name, names(), catalog)
+    return message + (near or f"; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}")
 
 
 def _hint(message: str, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,16 +11,15 @@ from typing import Annotated
 import typer
 
 import edge
-from edge import received, store
-from edge.bundle import MANIFEST, open_bundle, verify_bundle
-from edge.catalog import Model, find, load_catalog
+from edge import pulling, store
+from edge.bundle import MANIFEST, open_bundle
+from edge.catalog import Model, load_catalog
 from edge.commands import terminal
 from edge.commands.complete import catalog_names, store_names
 from edge.commands.quality import note_quality
-from edge.download import fetch
 from edge.errors import NotFoundError, OptionError
+from edge.exporting import copy_bundle
 from edge.paths import expanded
-from edge.sources.web import Progress
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
 CatalogOption = Annotated[
@@ -31,51 +29,12 @@ CatalogOption = Annotated[
 
 
 def pull(name: str, catalog: Path | None = None) -> Path:
-    """Get a catalogued model into the store, with progress on stderr; the bundle's folder.
-
-    Raises NotFoundError for a name that the catalogue lacks, and what fetching and exporting raise.
-    """
-    model = find(name, catalog)
-    target = store.place(name)
-    if not model.sha256:
-        seen = "checked against the first pull" if received.recorded(name) else "so this pull is taken on trust"
-        terminal.note(f"{name}: not pinned in the catalogue, {seen}; the sums are recorded in {received.path()}")
+    """Get a model into the store, with progress and notes on stderr; the bundle's folder. Raises as `edge.pulling`."""
     with terminal.progress() as progress:
-        source = fetch(model, progress)
-        if model.form == "bundle":
-            copy_bundle(source, target, progress)
-        else:
-            edge.export(source, target, recipe=model.variant, name=name, progress=progress)
-    note_quality(open_bundle(target).manifest.quality)
-    terms = f" ({model.terms})" if model.terms else ""
-    terminal.note(f"{name}: {model.title}, {model.license} license{terms}, now in {target}")
-    return target
-
-
-def copy_bundle(source: Path, target: Path, progress: Progress) -> None:
-    """Copy what a bundle's manifest lists to `target`, which appears whole or not at all, all sums recomputed.
-
-    Raises BundleError for a bundle that is not whole, before or after the copy, and StorageError.
-    """
-    # Not at the top: the atomic folder belongs to the workstation side, which most commands do without.
-    from exporters.bundle_folder import BundleFolder
-    from exporters.payload_writer import storage_error
-
-    bundle = open_bundle(source)
-    sizes = {name: info.size for name, info in bundle.manifest.files.items()}
-    done, total = 0, sum(sizes.values())
-    with BundleFolder(target) as folder:
-        for name in [*sizes, MANIFEST]:
-            progress("copy", done / max(total, 1))
-            try:
-                (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(bundle.path / name, folder.path / name)
-            except OSError as error:
-                raise storage_error(error, target, total) from error
-            done += sizes.get(name, 0)
-        progress("verify", 0.0)
-        verify_bundle(folder.path)
-        folder.commit()
+        found = pulling.pull(name, progress, catalog=catalog, note=terminal.note)
+    if found.new:
+        note_quality(open_bundle(found.path).manifest.quality)
+    return found.path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,21 +63,23 @@ class List:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Get a model of the catalogue into the local store.
+    """Get a model of the catalogue, or of the Hugging Face hub, into the local store.
 
     What breaks off is gone on with by the next pull. Downloads go through the proxies of HTTPS_PROXY and NO_PROXY, the
     package index of pip's own settings (PIP_INDEX_URL) and the hub of HF_ENDPOINT.
     """
 
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A name that `dsedge list` shows.", autocompletion=catalog_names)
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="A name that `dsedge list` shows, or a repository of the hub, org/repo or org/repo/FILE.gguf.",
+            autocompletion=catalog_names,
+        ),
     ]
     catalog: CatalogOption = None
 
     def execute(self) -> int:
-        if self.name in store.names():
-            terminal.note(f"{self.name} is in the store already: {store.bundle_path(self.name)}")
-            return 0
         pull(self.name, self.catalog)
         return 0
 
@@ -163,8 +124,7 @@ class Remove:
     ]
 
     def execute(self) -> int:
-        store.remove(self.name)
-        terminal.note(f"removed {self.name}")
+        terminal.note(f"removed {store.remove(self.name)}")
         return 0
 
 
@@ -176,7 +136,7 @@ def _plain_name(path: Path) -> str:
     return name
 
 
-def _row(name: str, model: Model | None, stored: bool) -> dict[str, str | int | bool | None]:
+def _row(name: str, model: Model | None, stored: bool) -> dict[str, str | int | bool | list[str] | None]:
     return {
         "name": name,
         "in_store": stored,
@@ -186,6 +146,7 @@ def _row(name: str, model: Model | None, stored: bool) -> dict[str, str | int | 
         "variant": model.variant if model else None,
         "license": model.license if model else None,
         "pinned": bool(model.sha256) if model else None,
+        "aliases": list(model.aliases) if model else [],
     }
 
 
@@ -199,7 +160,7 @@ def _folder_size(path: Path) -> int:
     return total
 
 
-def _state(row: dict[str, str | int | bool | None]) -> str:
+def _state(row: dict[str, str | int | bool | list[str] | None]) -> str:
     if isinstance(row["bytes"], int):
         return terminal.megabytes(row["bytes"])
     assert isinstance(row["download_bytes"], int)

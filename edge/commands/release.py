@@ -12,7 +12,7 @@ from edge import store
 from edge.bundle import MANIFEST, Bundle
 from edge.errors import NotFoundError, OptionError, StorageError
 from edge.files import write_whole
-from edge.sources.web import Progress
+from edge.progress import Progress
 from edge.sums import sha256
 
 CATALOG = "catalog.toml"

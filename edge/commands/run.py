@@ -11,7 +11,7 @@ import typer
 
 import edge
 from edge import store, texts
-from edge.catalog import load_catalog, shipped
+from edge.catalog import shipped
 from edge.commands import answer, fitting, given, terminal
 from edge.commands.complete import KvDtypeOption, all_names
 from edge.errors import OptionError, PromptTooLongError
@@ -195,10 +195,8 @@ class Run:
 
 
 def _find(model: str) -> Path | None:
-    """The bundle's folder, or None for a model that is in the catalogue and not yet in the store."""
-    if model in load_catalog().models and model not in store.names():
-        return None
-    return store.resolve(model)
+    """The bundle's folder, or None for a model that a pull can get and the store lacks."""
+    return None if store.to_pull(model) else store.resolve(model)
 
 
 def _pull(model: str) -> Path:

@@ -19,7 +19,7 @@ from edge.errors import StorageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edge.sources.web import Progress
+    from edge.progress import Progress
 
 # C0 without tab and newline, DEL, and C1: what can move a terminal's cursor, or make it answer.
 _CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
@@ -107,32 +107,11 @@ def console(stream: IO[str]) -> Console:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A callback `(stage, done)`: a bar for each stage on a terminal, a plain line for each stage elsewhere."""
-    if not is_terminal(sys.stderr):
-        seen: set[str] = set()
+    """A callback for what takes long: a line that moves on a terminal, plain lines elsewhere."""
+    from edge.commands import bars
 
-        def line(stage: str, done: float) -> None:
-            if stage not in seen:
-                seen.add(stage)
-                note(stage)
-
-        yield line
-        return
-    from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=30), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Bars(*columns, console=console(sys.stderr), transient=True) as bars:
-
-        def bar(stage: str, done: float) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bars.update(task, completed=1.0)
-                tasks[stage] = bars.add_task(visible(stage), total=1.0)
-            bars.update(tasks[stage], completed=done)
-
-        yield bar
+    with bars.moving() if is_terminal(sys.stderr) else bars.lines() as show:
+        yield show
 
 
 def megabytes(count: int) -> str:

@@ -6,21 +6,47 @@ import errno
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from edge.errors import UnsupportedError, UserError
+from edge.progress import Progress, report_transfer
+from edge.sources.addresses import is_offline
 from edge.sources.proxies import loopback_direct
 
-Progress = Callable[[str, float], None]
 # What an export reads; repositories also hold the same weights in other formats.
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """What the hub says of a repository: its commit, the bytes of its files by name (0: unknown), its license."""
+
+    commit: str
+    sizes: Mapping[str, int]
+    license: str
+
+
+def look(repo: str, revision: str = "main") -> Repository:
+    """Ask the hub what a repository holds. Raises as `download_folder` does."""
+    with _translated():
+        info = _client().HfApi(**_options()).model_info(repo, revision=revision, files_metadata=True)
+        card = info.card_data or {}
+        return Repository(
+            info.sha, {item.rfilename: item.size or 0 for item in info.siblings}, str(card.get("license") or "unknown")
+        )
+
+
+def wanted_bytes(found: Repository) -> int:
+    """The bytes of what `download_folder` fetches."""
+    return sum(size for name, size in found.sizes.items() if _is_wanted(name))
 
 
 def download_file(repo: str, revision: str, file: str, folder: Path, progress: Progress, *, size: int) -> Path:
@@ -34,15 +60,16 @@ def download_folder(repo: str, revision: str, folder: Path, progress: Progress, 
 
     Raises UserError for what the hub refuses, UnsupportedError without the client, OSError when the file system does.
     """
-    with _translated(), _watched(folder, f"download {repo}", size, progress):
-        client = _client()
-        # The client takes a folder that exists for the repository when it cannot reach the hub, so the hub is asked
-        # first what there is; and naming the commit keeps all files of one version.
-        info = client.HfApi(**_options()).model_info(repo, revision=revision)
-        wanted = [item.rfilename for item in info.siblings if _is_wanted(item.rfilename)]
+    # The client takes a folder that exists for the repository when it cannot reach the hub, so the hub is asked
+    # first what there is; and naming the commit keeps all files of one version.
+    progress(f"look at {repo}", 0.0)
+    found = look(repo, revision)
+    wanted = [name for name in found.sizes if _is_wanted(name)]
+    total = wanted_bytes(found) or size
+    with _translated(), _watched(folder, f"download {repo}", total, progress):
         if not wanted:
             raise UserError("the repository holds no safetensors and no config")
-        client.snapshot_download(repo, revision=info.sha, local_dir=folder, allow_patterns=wanted, **_options())
+        _client().snapshot_download(repo, revision=found.commit, local_dir=folder, allow_patterns=wanted, **_options())
         missing = [name for name in wanted if not (folder / name).is_file()]
         if missing:
             raise UserError(f"{missing[0]} did not arrive; run the command again to go on")
@@ -82,6 +109,8 @@ def _translated() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
             raise
+        if is_offline(error):
+            raise UserError("no network: the hub cannot be reached") from error
         gated = type(error).__name__ == "GatedRepoError"
         reason = "its owner asks you to accept terms there first; then set HF_TOKEN" if gated else _first_line(error)
         raise UserError(reason) from error
@@ -99,9 +128,9 @@ def _watched(folder: Path, stage: str, size: int, progress: Progress) -> Iterato
 
     def watch() -> None:
         while not done.wait(_SAMPLE_S):
-            progress(stage, min(_bytes_below(folder) / max(size, 1), 1.0))
+            report_transfer(progress, stage, _bytes_below(folder), size or None)
 
-    progress(stage, 0.0)
+    report_transfer(progress, stage, 0, size or None)
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:

@@ -13,6 +13,9 @@ from urllib import request
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+from edge.errors import UnsupportedError
+from edge.sources.addresses import shown
+
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -62,11 +65,26 @@ def loopback_direct() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _named() -> dict[str, str]:
+    """The proxies for http and https; the one for everything (ALL_PROXY) serves where these have none of their own."""
+    found = request.getproxies()
+    named = {scheme: found.get(scheme) or found.get("all") for scheme in ("http", "https")}
+    return {scheme: proxy for scheme, proxy in named.items() if proxy}
+
+
 class _Proxies(request.ProxyHandler):
     """The environment's proxies; requests to this machine go straight there."""
 
     def proxy_open(self, req: request.Request, proxy: str, type: str) -> object:  # noqa: A002 (the base class names it so)
-        return None if is_loopback(urlsplit(req.full_url).hostname) else super().proxy_open(req, proxy, type)
+        if is_loopback(urlsplit(req.full_url).hostname) or (req.host and request.proxy_bypass(req.host)):
+            return None
+        scheme, found, _ = proxy.partition("://")
+        if found and scheme.lower() not in ("http", "https"):
+            raise UnsupportedError(
+                f"the proxy {shown(proxy)} for {type} is a {scheme} proxy, which dsedge's own downloads do not speak; "
+                f"name an http proxy in {type.upper()}_PROXY, or the host in NO_PROXY"
+            )
+        return super().proxy_open(req, proxy, type)
 
 
 class _Redirects(request.HTTPRedirectHandler):
@@ -76,7 +94,7 @@ class _Redirects(request.HTTPRedirectHandler):
         self, req: request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> request.Request | None:
         if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
-            raise HTTPError(req.full_url, code, f"and leads on to {newurl}, away from https", headers, fp)
+            raise HTTPError(req.full_url, code, f"and leads on to {shown(newurl)}, away from https", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -84,7 +102,7 @@ def opener() -> request.OpenerDirector:
     """An opener for http and https alone, through the environment's proxies."""
     director = request.OpenerDirector()
     for handler in (
-        _Proxies(),
+        _Proxies(_named()),
         request.HTTPHandler(),
         request.HTTPSHandler(),
         request.UnknownHandler(),

@@ -19,31 +19,43 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, Request
 
 from edge.errors import OptionError, UserError
+from edge.progress import Progress, report_transfer
+from edge.sources.addresses import is_offline, shown, split_credentials
 from edge.sources.proxies import opener
 
-Progress = Callable[[str, float], None]
 PARTIAL = ".partial"
 _TRIES = 4  # attempts without a byte of progress
 _WAIT_S = 0.5  # before the second of them; doubled each time
 _TIMEOUT_S = 60.0
 _BLOCK = 1 << 20
+_PAGES = ("text/html", "application/xhtml+xml")
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a file must be: its size in bytes and its SHA-256, where they are known."""
+    """What a file must be: its size in bytes and its SHA-256, where they are known, and the most bytes it may have."""
 
     size: int | None = None
     sha256: str | None = None
+    limit: int | None = None
+
+    @property
+    def most(self) -> int | None:
+        return self.limit if self.size is None else self.size
 
 
 class _BrokenOffError(Exception):
     """The network, not the disk, ended a transfer."""
+
+
+class _NoNetworkError(Exception):
+    """Nothing can be reached: there is no use in trying again, unless it has just worked."""
 
 
 def download(url: str, target: Path, expected: Expected, progress: Progress) -> None:
@@ -53,12 +65,18 @@ def download(url: str, target: Path, expected: Expected, progress: Progress) -> 
     OSError when the file system does.
     """
     if not url.startswith(("http://", "https://")):
-        raise OptionError(f"{url}: only http and https addresses can be downloaded")
+        raise OptionError(f"{shown(url)}: only http and https addresses can be downloaded")
     part = _Part(target.with_name(target.name + PARTIAL))
     director = opener()
     failures, restarted, most = 0, False, part.length()
+    begun = most
     while True:
-        whole, reason = _attempt(url, part, expected, progress, director)
+        try:
+            whole, reason = _attempt(url, part, expected, progress, director)
+        except _NoNetworkError as error:
+            if part.length() <= begun:
+                raise UserError(str(error)) from error
+            whole, reason = False, str(error)
         if whole and (expected.sha256 is None or part.sha256() == expected.sha256):
             part.finish(target)
             return
@@ -66,13 +84,13 @@ def download(url: str, target: Path, expected: Expected, progress: Progress) -> 
             wrong, mixed = part.sha256(), part.mixed
             part.discard()
             if restarted or not mixed:
-                raise UserError(f"{url} has SHA-256 {wrong}, {expected.sha256} is expected")
+                raise UserError(f"{shown(url)} has SHA-256 {wrong}, {expected.sha256} is expected")
             restarted = True  # the bytes came from two answers, perhaps of two versions: once more, from one
             continue
         # Progress is more than there ever was: a server that lies at every other request would go on for ever else.
         failures, most = (0, part.length()) if part.length() > most else (failures + 1, most)
         if failures == _TRIES:
-            raise UserError(f"{url}: {reason} (byte {part.length()}); run the command again to go on from there")
+            raise UserError(f"{shown(url)}: {reason} (byte {part.length()}); run the command again to go on from there")
         if failures:
             time.sleep(_WAIT_S * 2 ** (failures - 1))
 
@@ -85,21 +103,31 @@ def _attempt(
     if offset and offset == expected.size:
         return True, ""
     headers = {"Accept-Encoding": "identity", "User-Agent": "dsedge"}
+    try:
+        address, credentials = split_credentials(url)
+        request = Request(address)
+    except ValueError as error:
+        raise _no_address(url, error) from error
+    for name, value in credentials.items():
+        request.add_unredirected_header(name, value)  # another host has no business with it
     if offset:
         headers["Range"] = f"bytes={offset}-"
         if part.validator:
             headers["If-Range"] = part.validator
+    for name, value in headers.items():
+        request.add_header(name, value)
     try:
-        answer = director.open(Request(url, headers=headers), timeout=_TIMEOUT_S)
+        answer = director.open(request, timeout=_TIMEOUT_S)
     except HTTPError as error:
         with error:
-            return _refused(url, error, part, offset)
-    except URLError as error:
-        return False, f"no answer: {error.reason}"
+            return _refused(url, error, part, expected)
     except (OSError, http.client.HTTPException) as error:
-        return False, f"no answer: {error}"
+        reason = error.reason if isinstance(error, URLError) else error
+        if is_offline(error):
+            raise _NoNetworkError(f"no network: {urlsplit(address).hostname} cannot be reached ({reason})") from error
+        return False, f"no answer: {reason}"
     except ValueError as error:  # the address itself, or the one that it redirects to
-        raise UserError(f"{url}: leads to no address that can be asked for ({error}); escape it with %") from error
+        raise _no_address(url, error) from error
     with answer:
         try:
             return _take(answer, part, offset, expected, progress)
@@ -107,17 +135,28 @@ def _attempt(
             return False, str(error)
 
 
-def _refused(url: str, error: HTTPError, part: _Part, offset: int) -> tuple[bool, str]:
+def _no_address(url: str, error: ValueError) -> UserError:
+    return UserError(f"{shown(url)}: leads to no address that can be asked for ({_brief(error)}); escape it with %")
+
+
+def _brief(error: ValueError) -> str:
+    """The error without the address that it may repeat, password and all."""
+    return str(error).partition(":")[0]
+
+
+def _refused(url: str, error: HTTPError, part: _Part, expected: Expected) -> tuple[bool, str]:
     """An answer that is an error: one that may pass, one that says the part is the whole file, or the end."""
+    offset = part.length()
     if error.code == 416 and offset:
         total = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", ""))
-        if total and int(total[1]) == offset:
+        # The server has just been told this number: it counts only with a hash that settles whether the part is whole.
+        if total and int(total[1]) == offset and expected.sha256:
             return True, ""
         part.discard()
         return False, "the server has no more bytes and does not call the file whole"
     if error.code in _PASSING:
         return False, f"the server answered {error.code} {error.reason}"
-    raise UserError(f"{url}: the server answered {error.code} {error.reason}")
+    raise UserError(f"{shown(url)}: the server answered {error.code} {error.reason}")
 
 
 def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: Progress) -> tuple[bool, str]:
@@ -125,10 +164,10 @@ def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: P
     headers: Message = answer.headers
     encoding = (headers.get("Content-Encoding") or "identity").lower()
     if encoding not in ("identity", "gzip", "x-gzip"):
-        raise UserError(f"{answer.url}: the server compresses with {encoding!r}, though it was asked not to")
+        raise UserError(f"{shown(answer.url)}: the server compresses with {encoding!r}, though it was asked not to")
     plain = encoding == "identity"
     if answer.status not in (200, 206):
-        raise UserError(f"{answer.url}: the server answered {answer.status} {answer.reason}")
+        raise UserError(f"{shown(answer.url)}: the server answered {answer.status} {answer.reason}")
     if answer.status == 206:
         total = _continued(headers, part, offset, expected) if plain else None
         if total is None:
@@ -136,20 +175,26 @@ def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: P
             return False, f"the server sent another range ({headers.get('Content-Range')!r})"
         part.mixed = True
     else:
+        if not expected.sha256 and headers.get_content_type() in _PAGES:
+            raise UserError(f"{shown(answer.url)}: the server sent a web page, not a file; open it in a browser")
         part.begin(headers.get("ETag") or headers.get("Last-Modified") or "" if plain else "")
         length = headers.get("Content-Length", "")
         length = length if plain and re.fullmatch(r"\d{1,18}", length) else ""
         if length and expected.size not in (None, int(length)):
             part.discard()
-            raise UserError(f"{answer.url} has {length} bytes, {expected.size} are expected")
+            raise UserError(f"{shown(answer.url)} has {length} bytes, {expected.size} are expected")
         total = int(length) if length and expected.size is None else expected.size
+    if total is not None and expected.limit is not None and total > expected.limit:
+        part.discard()
+        raise UserError(f"{shown(answer.url)} has {total} bytes, more than its limit of {expected.limit}")
     stage = f"download {part.path.name.removesuffix(PARTIAL)}"
 
     def report(done: int) -> None:
-        progress(stage, min(done / total, 1.0) if total else 0.0)
+        report_transfer(progress, stage, done, total)
 
+    most = expected.most if total is None else total
     try:
-        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), total, report)
+        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), most, report)
     except _BrokenOffError:
         if not plain:
             part.discard()  # a range counts compressed bytes: there is no going on

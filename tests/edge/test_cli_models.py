@@ -18,6 +18,7 @@ from edge import received, store
 from edge.bundle import MANIFEST, open_bundle, verify_bundle
 from edge.cli import main
 from edge.commands.release import parse_variants
+from edge.download import Fetched
 from edge.errors import CheckpointError
 from edge.sums import sha256
 from runtimes.scripted import write_bundle
@@ -32,7 +33,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("DSEDGE_CATALOG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # `run` reads what is there, and pytest's refuses
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))  # `run` reads what is there, and pytest's refuses
 
 
 @pytest.fixture
@@ -130,7 +131,7 @@ def test_a_pull_exports_with_the_entrys_variant(tmp_path: Path, monkeypatch: pyt
         asked.append(recipe)
         write_bundle(out, [ANSWER])
 
-    monkeypatch.setattr("edge.commands.models.fetch", lambda model, progress: tmp_path)
+    monkeypatch.setattr("edge.pulling.fetch", lambda model, progress: Fetched(tmp_path))
     monkeypatch.setattr(edge, "export", export, raising=False)
     assert main(["pull", "qwen3-0.6b"]) == 0
     assert main(["pull", "qwen3-8b"]) == 0
@@ -151,7 +152,7 @@ def test_variants_are_told_apart_where_paths_have_commas() -> None:
 def test_a_release_set_can_be_pulled_by_its_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def export(source: str, out: Path, *, recipe: str, name: str, progress: Any) -> edge.Bundle:
+    def export(source: str, out: Path, *, recipe: str, name: str, progress: Any, **_: Any) -> edge.Bundle:
         progress("quantize", 0.5)
         return write_bundle(out, [f"{name} from {source} by {recipe}"])
 
@@ -239,7 +240,7 @@ def test_u7_an_import_without_room_says_how_much_is_needed(
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("edge.commands.models.shutil.copyfile", full)
+    monkeypatch.setattr("exporters.bundle_copy.shutil.copyfile", full)
     assert main(["import", str(bundle)]) == 2
     needed = sum(file.stat().st_size for file in bundle.iterdir() if file.name not in ("manifest.json", "notes.txt"))
     assert f"at least {needed} bytes are needed there" in capsys.readouterr().err

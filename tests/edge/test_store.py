@@ -88,8 +88,10 @@ def test_a_catalogued_name_says_how_to_get_it() -> None:
 
 def test_an_unknown_name_lists_store_and_catalogue(home: Path) -> None:
     make(home / "models" / "mine.dsedge")
-    with pytest.raises(NotFoundError, match=r"store has mine, the catalogue .*, smollm2-135m-instruct") as caught:
+    with pytest.raises(NotFoundError, match=r"no model 'mien'; did you mean mine\?"):
         store.resolve("mien")
+    with pytest.raises(NotFoundError, match=r"store has mine, the catalogue .*, smollm2-135m-instruct") as caught:
+        store.resolve("xyz")
     assert "PROMPT" not in str(caught.value)
 
 

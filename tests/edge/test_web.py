@@ -13,6 +13,7 @@ from urllib.request import Request
 import pytest
 
 from edge.errors import OptionError, UserError
+from edge.progress import Transfer
 from edge.sources import proxies, web
 from edge.sources.web import Expected, download
 from tests.edge.servers import Handler, send, serving
@@ -35,7 +36,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def quiet(stage: str, done: float) -> None:
+def quiet(stage: str, done: float, transfer: Transfer | None = None) -> None:
     assert 0.0 <= done <= 1.0
 
 
@@ -154,12 +155,29 @@ def test_u5_the_text_of_a_416_is_not_appended(target: Path) -> None:
     assert target.read_bytes() == CONTENT
 
 
-def test_u5_a_416_at_the_very_end_means_whole(target: Path) -> None:
+@pytest.mark.parametrize(("expected", "requests"), [(Expected(None, PINNED.sha256), 1), (Expected(), 2)])
+def test_n34_a_416_at_the_very_end_means_whole_only_where_a_hash_says_so(
+    target: Path, expected: Expected, requests: int
+) -> None:
     begin(target, CONTENT, '"v1"')
     with serving(honest) as (url, seen):
+        download(url, target, expected, quiet)
+    assert target.read_bytes() == CONTENT
+    assert len(seen) == requests
+
+
+def test_n34_a_416_that_repeats_our_own_length_does_not_make_a_cut_file_whole(target: Path) -> None:
+    begin(target, CONTENT[:HALF], '"v1"')
+
+    def answer(handler: Handler) -> None:
+        if handler.headers.get("Range"):
+            send(handler, 416, b"", Content_Range=f"bytes */{HALF}")
+        else:
+            honest(handler)
+
+    with serving(answer) as (url, _):
         download(url, target, Expected(), quiet)
     assert target.read_bytes() == CONTENT
-    assert len(seen) == 1
 
 
 def test_u5_a_whole_partial_file_needs_no_server(target: Path) -> None:
@@ -343,7 +361,7 @@ def test_loopback_never_goes_through_a_proxy_and_others_do(target: Path, monkeyp
         assert [path for path, _ in through] == ["http://models.example/model"]
         target.unlink()
         monkeypatch.setenv("no_proxy", "models.example")
-        with pytest.raises(UserError, match="no answer"):
+        with pytest.raises(UserError, match=r"no network: models\.example cannot be reached"):
             download("http://models.example/model", target, PINNED, quiet)
     assert len(through) == 1
 

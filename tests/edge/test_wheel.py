@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from edge.errors import UserError
+from edge.progress import Transfer
 from edge.sources import wheel
 
 
-def quiet(stage: str, done: float) -> None:
+def quiet(stage: str, done: float, transfer: Transfer | None = None) -> None:
     assert 0.0 <= done <= 1.0
 
 
 def deliver(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     """A wheel of these bytes in the place of pip's."""
 
-    def fetch(requirement: str, folder: Path) -> Path:
+    def fetch(requirement: str, folder: Path, progress: object) -> Path:
         path = folder / "demo-1.0-py3-none-any.whl"
         path.write_bytes(content)
         return path
