@@ -113,8 +113,10 @@ def _named(settings: Mapping[str, Any], special: Mapping[str, str]) -> Iterator[
         if isinstance(entry, dict) and isinstance(entry.get("content"), str):
             flags = {name: bool(entry.get(name, False)) for name in _FLAGS}
             yield {"content": entry["content"], **flags, "special": bool(entry.get("special", False))}
-    more = [settings.get(name) for name in ("additional_special_tokens", "extra_special_tokens")]
-    texts = [text for value in more for text in (value.values() if isinstance(value, dict) else value or ())]
+    texts: list[Any] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = settings.get(name)
+        texts += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for text in [*special.values(), *texts]:
         content = text.get("content") if isinstance(text, dict) else text
         if isinstance(content, str):

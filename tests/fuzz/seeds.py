@@ -45,6 +45,7 @@ def gguf_files(folder: Path) -> list[bytes]:
         writer.add_head_count_kv(1)
         writer.add_layer_norm_rms_eps(1e-5)
         (_byte_level if number % 2 else _sentencepiece)(writer)
+        writer.add_chat_template("{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}")
         for module, shape in {"model.embed_tokens": (8, 32), **_layer(), **dict.fromkeys(VECTORS, (32,))}.items():
             type_ = gguf.GGMLQuantizationType["F32" if len(shape) == 1 else kind]
             block, size = gguf.GGML_QUANT_SIZES[type_]

@@ -27,6 +27,7 @@ from exporters.architectures.config import Config
 from exporters.architectures.family import Family
 from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
+from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
 from exporters.checkpoint.gguf_config import read_config
 from exporters.checkpoint.open import open_checkpoint
@@ -34,6 +35,12 @@ from runtimes.scripted import write_bundle
 from tests.fuzz import seeds
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+SETTINGS = {
+    "tokenizer_class": "LlamaTokenizer",
+    "legacy": False,
+    "chat_template": "{% for m in messages %}<s>{{ m.content }}<|end|>{% endfor %}",
+    "additional_special_tokens": ["a", {"content": "<|end|>"}, 3],
+}
 TEXT = "Bien sûr: 12 <|end|> x\n\ud55c🙂 <s>"
 
 
@@ -141,7 +148,9 @@ def _tokenizer(data: bytes, folder: Path) -> None:
     _encode_plain(tokenizer)
     tokenizer.decode([0, 1, tokenizer.vocab_size, 2**31])
     (folder / "tokenizer.json").write_bytes(data)
-    read_tokenizer(folder, {"bos_token_id": 0, "eos_token_id": [0, 1]})
+    (folder / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
+    files = read_tokenizer(folder, {"model_type": "llama", "bos_token_id": 0, "eos_token_id": [0, -1]})
+    fit_rows(files, tokenizer.vocab_size, "model")
 
 
 def _encode_plain(tokenizer: Tokenizer) -> None:
