@@ -60,22 +60,12 @@ class _Emitter:
         self.model = Model(graph.spec.family)
         self._initializers = Initializers(self.model, weights)
         self._declare()
-        handlers: dict[type[Any], Callable[[Op[Any]], None]] = {
-            Embed: self._embed,
-            Norm: self._norm,
-            Linear: LinearEmitter(graph, self._initializers, precision).emit,
-            Rope: self._rope,
-            Attention: self._attention,
-            Gate: self._gate,
-            Add: self._add,
-            Select: self._select,
-            Softcap: self._softcap,
-        }
+        self._linears = LinearEmitter(graph, self._initializers, precision)
         for op in graph.ops:
-            handler = handlers.get(type(op.attrs))
+            handler = HANDLERS.get(type(op.attrs))
             if handler is None:
                 raise UnsupportedError(f"the ONNX emitter does not know op kind {op.kind!r} ({op.output})")
-            handler(op)
+            handler(self, op)
         self.model.add("Identity", (graphs.LOGITS,), "logits")
         self.model.add("Identity", (graphs.HIDDEN,), "hidden")
 
@@ -151,6 +141,9 @@ class _Emitter:
         x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=attrs.eps)
         add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), op.output)
 
+    def _linear(self, op: Op[Linear]) -> None:
+        self._linears.emit(op)
+
     def _rope(self, op: Op[Rope]) -> None:
         attrs = op.attrs
         inputs = (op.inputs[0], "angle_rows", f"rope.{attrs.rope}.cos", f"rope.{attrs.rope}.sin")
@@ -187,3 +180,17 @@ class _Emitter:
         x = self.model.add("Div", (op.inputs[0], cap), f"{op.output}/scaled")
         x = self.model.add("Tanh", (x,), f"{op.output}/tanh")
         self.model.add("Mul", (x, cap), op.output)
+
+
+# Every kind of op that has a translation.
+HANDLERS: dict[type[Any], Callable[[_Emitter, Op[Any]], None]] = {
+    Embed: _Emitter._embed,
+    Norm: _Emitter._norm,
+    Linear: _Emitter._linear,
+    Rope: _Emitter._rope,
+    Attention: _Emitter._attention,
+    Gate: _Emitter._gate,
+    Add: _Emitter._add,
+    Select: _Emitter._select,
+    Softcap: _Emitter._softcap,
+}

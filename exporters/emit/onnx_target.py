@@ -19,6 +19,11 @@ _LANES = 8  # ONNX Runtime's attention takes heads of whole lanes
 def refuse(graph: Graph) -> str:
     if importlib.util.find_spec("onnx") is None:
         return "the package onnx is not installed: pip install onnx"
+    from exporters.emit.onnx import HANDLERS
+
+    unknown = next((op for op in graph.ops if type(op.attrs) not in HANDLERS), None)
+    if unknown is not None:
+        return f"the ONNX emitter does not know op kind {unknown.kind!r} ({unknown.output})"
     dims = {op.attrs.dim for op in graph.ops if isinstance(op.attrs, Attention)}
     odd = next((dim for dim in sorted(dims) if dim % _LANES), None)
     if odd is not None:

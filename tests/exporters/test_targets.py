@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,16 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.contents import Artefact
+from edge.decoder import RopeSpec
 from edge.errors import OptionError, UnsupportedError
+from edge.graph import build
+from edge.layers import Dense, LayerSpec, Mla, Moe
 from edge.options import GenerateOptions
 from edge.runtime import automatic, support
 from exporters import parity, targets
 from exporters.targets import Context, Emitted
 from tests.exporters.tiny import tiny_llama
+from tests.specs import gqa, small_spec
 
 ROOT = Path(edge.__file__).parents[1]
 NATIVE = pytest.mark.skipif(not support("native").devices, reason="the native engine was not built")
@@ -82,6 +87,18 @@ def test_n23_a_shape_that_onnx_cannot_hold_goes_without_it_or_is_refused(head_di
     with pytest.raises(UnsupportedError, match="target onnx cannot be made of this model: .*" + reason):
         edge.export(source, tmp_path / "y.dsedge", targets=("onnx",))
     assert not (tmp_path / "y.dsedge").exists()
+
+
+def test_ops_that_onnx_has_no_translation_of_leave_it_out() -> None:
+    moe = small_spec(layers=(LayerSpec(gqa(head_dim=8), Moe(4, 2, 8)),), ropes=(RopeSpec(8, 1e4),))
+    latent = small_spec(layers=(LayerSpec(Mla(2, None, 8, 8, 8, 8, 0.5), Dense(8)),), ropes=(RopeSpec(8, 1e4),))
+    for spec, op in ((moe, "'router' .*mlp/routing"), (latent, "'latent_attention' .*attn/mix")):
+        chosen, (note,) = targets.choose(build(spec), None)
+        assert chosen == ()
+        assert re.search(f"without the target onnx: the ONNX emitter does not know op kind {op}", note)
+        with pytest.raises(UnsupportedError, match="target onnx cannot be made"):
+            targets.choose(build(spec), ("onnx",))
+    assert targets.choose(build(small_spec(attention={"head_dim": 8})), None) == (("onnx",), ())
 
 
 def test_n15_every_runtime_that_a_bundle_serves_is_judged_and_the_one_that_auto_picks_named(
