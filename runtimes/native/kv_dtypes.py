@@ -1,44 +1,99 @@
-"""How each layer keeps its keys and values: as asked for, but in float32 where its keys have channels too large."""
+"""How each layer keeps its keys and values: as asked for, but wider where some channels of its keys are much larger."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from edge.bundle import Bundle
 from edge.errors import UnsupportedError
-from edge.layers import Gqa
+from edge.ops import Attention, Linear, Norm, Op, Rope
+from edge.weights import Weights
+
+Float = npt.NDArray[np.float32]
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
 # Products of bfloat16 pairs, which the engine uses for float16, round each number by up to 1/256 of itself: sums of
-# such constants would be off by as much as the rest of them adds up to.
-_MOST = 4.0
+# such constants would be off by as much as the rest of them adds up to, so that only float32 serves.
+_MOST_CONSTANT = 4.0
+# Channels that are large without being constant cost the others bits in int8 alone: float16 serves.
+_MOST_UNEVEN = 2.5
 
 
 def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
-    """The dtype of each layer: `wanted`, or float32 where its keys have channels too large."""
+    """The dtype of each layer: `wanted`, or a wider one where channels of its keys are too large for that."""
+    layers = range(len(bundle.spec.layers))
     if wanted == "float32":
-        return [wanted] * len(bundle.spec.layers)
-    return ["float32" if _outlying(bundle, layer) > _MOST else wanted for layer in range(len(bundle.spec.layers))]
+        return [wanted for _ in layers]
+    found = dict.fromkeys(layers, wanted)
+    makers = {op.output: op for op in bundle.graph.ops}
+    for op in bundle.graph.ops:
+        if isinstance(op.attrs, Attention):
+            found[op.attrs.layer] = _dtype(bundle, makers, op, wanted)
+    return list(found.values())
 
 
-def _outlying(bundle: Bundle, layer: int) -> float:
-    """The largest constant of a channel of keys, in standard deviations of the channels of its head.
+def _dtype(bundle: Bundle, makers: dict[str, Op[Any]], op: Op[Attention], wanted: str) -> str:
+    keys = _channels(bundle.weights, makers, op.inputs[1], op.attrs.kv_heads, op.attrs.dim)
+    if _constant(keys) > _MOST_CONSTANT:
+        return "float32"
+    if wanted == "int8":
+        queries = _channels(bundle.weights, makers, op.inputs[0], op.attrs.heads, op.attrs.dim)
+        if _uneven(keys.sizes, queries.sizes.reshape(op.attrs.kv_heads, -1, op.attrs.dim)) > _MOST_UNEVEN:
+            return "float16"
+    return wanted
 
-    From the weights alone, for inputs that a norm leaves with a variance of 1 in each column. The keys' own norm takes
-    a bias away and multiplies each channel by a constant.
+
+@dataclass(frozen=True, slots=True)
+class _Channels:
+    """The standard deviation of each channel of queries or keys, and its mean; [heads, dim].
+
+    From the weights alone, for inputs that a norm leaves with a variance of 1 in each column.
     """
-    weights, spec, name = bundle.weights, bundle.spec, f"layers.{layer}.attn"
-    attention = spec.layers[layer].attention
-    if not isinstance(attention, Gqa):
-        raise UnsupportedError(f"the native engine keeps no keys of layer {layer}, whose attention is {attention}")
-    if attention.qk_norm != "none":
-        spread = weights.read(f"{name}.k_norm") + np.float32(spec.norm_offset)
-        constants = spread = spread.reshape(-1, attention.head_dim)
-    elif f"{name}.k.bias" in weights.shapes:
-        columns = weights.read(f"{name}_norm") + np.float32(spec.norm_offset) if spec.pre_norms else np.float32(1)
-        spread = np.linalg.norm(weights.read(f"{name}.k") * columns, axis=1).reshape(-1, attention.head_dim)
-        constants = weights.read(f"{name}.k.bias").reshape(spread.shape)
-    else:
-        return 0.0
-    return float((np.abs(constants).max(axis=1) / np.sqrt(np.square(spread).mean(axis=1))).max())
+
+    sizes: Float
+    means: Float
+
+
+def _channels(weights: Weights, makers: dict[str, Op[Any]], value: str, heads: int, dim: int) -> _Channels:
+    """What a linear, its inputs' norm and a norm of its own make of each channel. That norm takes a bias away."""
+    factors: Float | None = None
+    op = makers[value]
+    while not isinstance(op.attrs, Linear):
+        if isinstance(op.attrs, Norm):
+            factors = np.abs(weights.read(op.attrs.weight.name) + np.float32(op.attrs.offset))
+        elif not isinstance(op.attrs, Rope):
+            raise UnsupportedError(f"the native engine knows no keys that a {op.kind} makes ({op.output})")
+        op = makers[op.inputs[0]]
+    if factors is not None and len(factors) == dim:  # each head's own norm: its rows do not matter
+        return _Channels(np.tile(factors, (heads, 1)), np.zeros((heads, dim), np.float32))
+    before = makers[op.inputs[0]].attrs
+    columns: Float | np.float32 = np.float32(1)
+    if isinstance(before, Norm):
+        columns = weights.read(before.weight.name) + np.float32(before.offset)
+    sizes: Float = np.linalg.norm(weights.read(op.attrs.weight.name) * columns, axis=1)
+    bias = op.attrs.bias
+    means = np.abs(weights.read(bias.name)) if bias and factors is None else np.zeros_like(sizes)
+    if factors is not None:
+        sizes = factors * sizes / np.sqrt(np.square(sizes).mean())
+    return _Channels(sizes.reshape(heads, dim), means.reshape(heads, dim))
+
+
+def _constant(keys: _Channels) -> float:
+    """The largest mean of a channel, in standard deviations of the channels of its head."""
+    return float((keys.means.max(axis=1) / np.sqrt(np.square(keys.sizes).mean(axis=1))).max())
+
+
+def _uneven(keys: Float, queries: Float) -> float:
+    """How much larger the largest channel of a head's keys is than what its queries weigh most; [kv_heads, group, dim].
+
+    Weighed by the queries, a channel that is large where they are small counts little: rounding is by the largest
+    channel, and its error reaches the scores by the queries of all.
+    """
+    weights = np.square(queries).mean(axis=1)
+    typical = np.sqrt((weights * np.square(keys)).sum(axis=1) / weights.sum(axis=1))
+    return float((keys.max(axis=1) / typical).max())
