@@ -18,18 +18,8 @@ namespace {
 
 constexpr int64_t kMost = int64_t{1} << 31; // of rows and columns
 
-template <typename F> void read_row_of(const Matrix &m, int64_t row, float scale, float *out) {
-  const uint8_t *panel = m.data + row / kPanel * m.panel_bytes;
-  const int lane = static_cast<int>(row % kPanel);
-  for (int64_t column = 0; column < m.columns; ++column) {
-    float lanes[16];
-    store(lanes, F::unpack(m, panel, column, lane / 16));
-    out[column] = scale * lanes[lane % 16];
-  }
-}
-
 template <typename F> constexpr Format record() {
-  return {F::kName, F::kBits, F::kCodes, F::kExtra, F::row_extra, F::pack, read_row_of<F>};
+  return {F::kName, F::kBits, F::kCodes, F::kExtra, F::row_extra, F::pack};
 }
 
 template <typename... F> struct Table;
@@ -106,7 +96,5 @@ void pack(const Matrix &m, const MatrixShape &shape, int32_t part, const SourceR
     f.pack(m, rows, i, m.data + (base + row / kPanel * stride) * m.panel_bytes, static_cast<int>(row % kPanel));
   }
 }
-
-void read_row(const Matrix &m, int64_t row, float scale, float *out) { format_of(m.format).read_row(m, row, scale, out); }
 
 } // namespace dsedge

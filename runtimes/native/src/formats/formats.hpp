@@ -25,7 +25,6 @@ struct Format {
   int64_t group_extra; // bytes for 32 rows of a group beside codes and scales
   int64_t (*row_extra)(int64_t groups); // bytes of a row beside codes and scales in the payload
   void (*pack)(const Matrix &, const SourceRows &, int64_t row, uint8_t *panel, int lane);
-  void (*read_row)(const Matrix &, int64_t row, float scale, float *out);
 };
 
 // Throws std::invalid_argument for a name that is none.
@@ -38,7 +37,5 @@ int64_t panels_of(int64_t rows);
 RowBytes row_bytes(const Matrix &matrix);
 // Copies rows of part `part` into their panels.
 void pack(const Matrix &matrix, const MatrixShape &shape, int32_t part, const SourceRows &rows);
-// Row `row` of a matrix of one part as floats, times `scale`.
-void read_row(const Matrix &matrix, int64_t row, float scale, float *out);
 
 } // namespace dsedge

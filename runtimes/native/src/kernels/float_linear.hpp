@@ -1,4 +1,5 @@
-// Panels of 32 rows times float activations: of weights that are floats themselves, and for verification.
+// Weights as floats: a row of an embedding; and panels of 32 rows times float activations, of weights that are floats
+// themselves and for verification.
 #pragma once
 
 // The weights of a panel as floats, [columns][32].
@@ -6,6 +7,16 @@ template <typename F> inline void unpack_floats(const Matrix &m, const uint8_t *
   for (int64_t column = 0; column < m.columns; ++column)
     for (int half = 0; half < 2; ++half)
       store(out + column * kPanel + half * 16, F::unpack(m, panel, column, half));
+}
+
+template <typename F> void read_row(const Matrix &m, int64_t row, float scale, float *out) {
+  const uint8_t *panel = m.data + row / kPanel * m.panel_bytes;
+  const int64_t lane = row % kPanel;
+  for (int64_t column = 0; column < m.columns; ++column) {
+    float lanes[16];
+    store(lanes, F::unpack(m, panel, column, (int)lane / 16));
+    out[column] = scale * lanes[lane % 16];
+  }
 }
 
 template <int kCount>

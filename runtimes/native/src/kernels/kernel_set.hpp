@@ -18,9 +18,9 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <typename F> constexpr LinearKernels linear_kernels() {
   if constexpr (F::kCodes)
-    return {panel<F>, panel_float<F>};
+    return {panel<F>, panel_float<F>, read_row<F>};
   else
-    return {nullptr, panel_float<F>};
+    return {nullptr, panel_float<F>, read_row<F>};
 }
 template <typename... F> struct LinearTable;
 template <typename... F> struct LinearTable<List<F...>> {

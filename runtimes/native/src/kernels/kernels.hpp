@@ -88,6 +88,8 @@ struct LinearKernels {
   // floats.
   void (*panel_float)(const Matrix &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
                       float *out);
+  // A row of a matrix of one weight as floats, times `scale`.
+  void (*read_row)(const Matrix &, int64_t row, float scale, float *out);
 };
 
 struct Kernels {
