@@ -19,11 +19,15 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "load": "edge.pipeline",
     "Pipeline": "edge.pipeline",
-    "Result": "edge.generation",
+    "Result": "edge.results",
     "Delta": "edge.sections",
-    "Stats": "edge.generation",
+    "Stats": "edge.results",
     "Stream": "edge.generation",
-    "TokenEvent": "edge.generation",
+    "TokenEvent": "edge.results",
+    "Logprob": "edge.sampling",
+    "Sampling": "edge.options",
+    "list_models": "edge.listing",
+    "ModelEntry": "edge.listing",
     "ToolCall": "edge.calls",
     "GenerateOptions": "edge.options",
     "RuntimeOptions": "edge.options",
@@ -41,9 +45,12 @@ if TYPE_CHECKING:
     from edge.calls import ToolCall
     from edge.errors import EdgeError, InternalError, UserError
     from edge.exporting import export
-    from edge.generation import Result, Stats, Stream, TokenEvent
-    from edge.options import GenerateOptions, RuntimeOptions
+    from edge.generation import Stream
+    from edge.listing import ModelEntry, list_models
+    from edge.options import GenerateOptions, RuntimeOptions, Sampling
     from edge.pipeline import Pipeline, load
+    from edge.results import Result, Stats, TokenEvent
+    from edge.sampling import Logprob
     from edge.sections import Delta
 
 __all__ = [
@@ -52,15 +59,19 @@ __all__ = [
     "EdgeError",
     "GenerateOptions",
     "InternalError",
+    "Logprob",
+    "ModelEntry",
     "Pipeline",
     "Result",
     "RuntimeOptions",
+    "Sampling",
     "Stats",
     "Stream",
     "TokenEvent",
     "ToolCall",
     "UserError",
     "export",
+    "list_models",
     "load",
     "open_bundle",
     "verify_bundle",

@@ -8,128 +8,16 @@ generators know only the records that they fill in.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 
-from edge.calls import ToolCall
+from edge.awaiting import Steps
 from edge.loops import is_loop
-from edge.options import GenerateOptions, Sampling
+from edge.results import Progress, Request, Result, TokenEvent
 from edge.sampling import Sampler
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.turns import Turn
-
-FinishReason = Literal["stop", "length", "loop", "cancel", "tool_calls"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A generated token.
-
-    at        the seconds since the call at which it was there
-    dropped   tokens that the sliding policy has let go since the event before; on the first, for the prompt
-    """
-
-    id: int
-    at: float
-    dropped: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Timing of one answer, in seconds and tokens a second. TTFT: call to first token. Rates are 0 where unmeasured."""
-
-    ttft_s: float
-    prefill_s: float
-    decode_s: float
-    prefill_tok_s: float
-    decode_tok_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished answer.
-
-    text            the answer; `reasoning` is what a reasoning model wrote between its think tags before it
-    tool_calls      the calls of offered tools, which are no part of the text
-    finish_reason   "stop": an end token or stop string; "tool_calls": an end token after calls; "length": max_tokens or
-                    a full context; "loop": the same tokens for 256 tokens (see edge.loops); "cancel"
-    cached_tokens   prompt tokens that an earlier call had left in the cache
-    dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
-    sampling        how tokens were drawn: the options, and the model's own values for what they left open
-    """
-
-    text: str
-    reasoning: str
-    tool_calls: tuple[ToolCall, ...]
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason
-    stop: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    dropped_tokens: int
-    seed: int
-    sampling: Sampling
-    kv_used: int
-    kv_slots: int
-    stats: Stats
-
-    def to_message(self) -> dict[str, Any]:
-        """The answer as a message, to go on with the conversation."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning:  # whether older reasoning stays in the prompt is for the template to say
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [call.to_message() for call in self.tool_calls]
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop.
-
-    `sampling` are the model's own values, `padded` the ids below `vocab_size` that have no token.
-    """
-
-    prompt: tuple[int, ...]
-    eos: tuple[int, ...]
-    vocab_size: int
-    options: GenerateOptions
-    cancel: threading.Event
-    sampling: Mapping[str, Any]
-    padded: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class Progress:
-    """What is known of an answer so far (see `Result`); whole when its tokens have ended."""
-
-    prompt_tokens: int
-    seed: int
-    sampling: Sampling
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: FinishReason = "cancel"
-    cached_tokens: int = 0
-    dropped_tokens: int = 0
-    kv_used: int = 0
-    ttft_s: float = 0.0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    decode_steps: int = 0
-
-    def stats(self) -> Stats:
-        fresh = self.prompt_tokens - self.cached_tokens
-        return Stats(
-            ttft_s=self.ttft_s,
-            prefill_s=self.prefill_s,
-            decode_s=self.decode_s,
-            prefill_tok_s=fresh / self.prefill_s if self.prefill_s else 0.0,
-            decode_tok_s=self.decode_steps / self.decode_s if self.decode_s else 0.0,
-        )
 
 
 class TokenRun:
@@ -139,6 +27,8 @@ class TokenRun:
         """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
         sampler = Sampler(request.options, request.vocab_size, model=request.sampling, padded=request.padded)
         self.progress = Progress(len(request.prompt), sampler.seed, sampler.sampling)
+        if request.options.top_logprobs is not None:
+            self.progress.logprobs = []
         self._turn = turn
         self._events = _run(turn, request, sampler, self.progress)
 
@@ -161,12 +51,16 @@ class TokenRun:
 
 
 def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> Generator[TokenEvent, None, None]:
-    start = time.perf_counter()
+    progress.began = time.perf_counter()
+
+    def cancelled() -> bool:
+        return request.cancel.is_set() or progress.given_up
+
     try:
-        if not turn.take(request.cancel.is_set):
+        if not turn.take(cancelled):
             return
         try:
-            yield from _generate(turn, request, sampler, progress, start)
+            yield from _generate(turn, request, sampler, progress, cancelled)
         finally:
             progress.dropped_tokens = turn.session.dropped
             progress.kv_used = turn.session.cache.used
@@ -175,7 +69,7 @@ def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> 
 
 
 def _generate(
-    turn: Turn, request: Request, sampler: Sampler, progress: Progress, start: float
+    turn: Turn, request: Request, sampler: Sampler, progress: Progress, cancelled: Callable[[], bool]
 ) -> Generator[TokenEvent, None, None]:
     options, session = request.options, turn.session
     sampler.prompt(request.prompt)
@@ -185,22 +79,26 @@ def _generate(
     first = True
     while True:
         began = time.perf_counter()
-        logits = turn.feed(pending, request.cancel.is_set)
+        logits = turn.feed(pending, cancelled)
         if logits is None:
             return
         token = sampler.sample(logits)
         now = time.perf_counter()
         if first:
-            progress.prefill_s, progress.ttft_s, first = now - began, now - start, False
+            progress.prefill_s, progress.ttft_s, first = now - began, now - progress.began, False
         else:
             progress.decode_s += now - began
             progress.decode_steps += 1
         if token in eos:
             progress.finish_reason = "stop"
             return
+        logprob = None
+        if progress.logprobs is not None:
+            logprob = sampler.logprob(logits, token)
+            progress.logprobs.append(logprob)
         progress.tokens.append(token)
         sampler.accept(token)
-        yield TokenEvent(token, now - start, session.newly_dropped)
+        yield TokenEvent(token, now - progress.began, session.newly_dropped, logprob)
         full = session.cache.room(1) == 0
         if full or len(progress.tokens) == options.max_tokens:
             progress.finish_reason = "length"
@@ -214,7 +112,8 @@ def _generate(
 class Stream:
     """One answer as text: an iterator of pieces that never split a character. Afterwards `result` is there.
 
-    `deltas` gives a reasoning model's thoughts and the calls of tools as well, which the iterator leaves out.
+    `deltas` gives a reasoning model's thoughts and the calls of tools as well, which the iterator leaves out. In
+    asyncio, `async for` and `adeltas` give the same, computed in a thread; a task that is cancelled ends its answer.
     """
 
     def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter, kv_slots: int) -> None:
@@ -224,6 +123,7 @@ class Stream:
         self._kv_slots = kv_slots
         self._parts: list[Delta] = []
         self._deltas = _deltas(run, text, splitter, self._parts)
+        self._steps = Steps(self._give_up)
 
     def __iter__(self) -> Stream:
         return self
@@ -247,8 +147,31 @@ class Stream:
             self._finish()
             raise
 
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for delta in self.adeltas():
+            if not delta.reasoning and not delta.call:
+                yield delta.text
+
+    async def adeltas(self) -> AsyncIterator[Delta]:
+        """`deltas` for asyncio. Ends the answer when the iteration is given up."""
+        try:
+            while delta := await self._steps.call(self._advance_or_end):
+                yield delta
+        finally:
+            self.close()
+
+    def _advance_or_end(self) -> Delta | None:
+        try:
+            return self._advance()
+        except StopIteration:
+            return None
+
+    def _give_up(self) -> None:
+        self._run.progress.given_up = True
+
     def close(self) -> None:
         """Give up the answer; `result` then holds what there is of it."""
+        self._steps.close()
         self._deltas.close()
         self._run.close()
         self._finish()
@@ -273,6 +196,7 @@ class Stream:
             kv_used=progress.kv_used,
             kv_slots=self._kv_slots,
             stats=progress.stats(),
+            logprobs=None if progress.logprobs is None else tuple(progress.logprobs),
         )
 
 

@@ -79,6 +79,7 @@ _GENERATING = (
     ("presence_penalty", -100, 100),
     ("frequency_penalty", -100, 100),
     ("seed", 0, 2**64 - 1),
+    ("top_logprobs", 0, 20),
 )
 
 
@@ -110,6 +111,7 @@ class GenerateOptions:
     logit_bias          token id → added to its logit, from -100 to 100
     seed                None: a fresh one, reported in the result
     stop                strings that end the answer; they are not part of it. A text alone counts as one of them
+    top_logprobs        how many of the likeliest tokens to tell beside each token; 0: its own logprob; None: nothing
     thinking            whether a model that can reason does; None: as its template has it
     chat_template_kwargs  variables for the chat template, whatever JSON can hold; it must look at each of them
 
@@ -128,6 +130,7 @@ class GenerateOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    top_logprobs: int | None = None
     thinking: bool | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -154,7 +157,7 @@ class GenerateOptions:
 
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:
-    check = _check_whole if name in ("max_tokens", "top_k", "seed") else _check_number
+    check = _check_whole if name in ("max_tokens", "top_k", "seed", "top_logprobs") else _check_number
     check(name, value)
     if not low <= value <= high:
         allowed = f"at least {low}" if high == _INFINITY else f"between {low} and {high}"

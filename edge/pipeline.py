@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,12 +17,13 @@ from edge.bundle import TOKENIZER, Bundle, open_bundle
 from edge.calls import control_tags, find_formats
 from edge.chat import read_templates
 from edge.errors import BundleError, OptionError
-from edge.generation import Request, Result, Stream, TokenRun
+from edge.generation import Stream, TokenRun
 from edge.kv import plan_layout
 from edge.lifecycle import close_at_exit
 from edge.memory import memory_limit
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.reasoning import find_tags, is_opened
+from edge.results import Request, Result
 from edge.runtime import Runtime, open_runtime
 from edge.sections import Splitter
 from edge.session import Session
@@ -40,7 +42,9 @@ class Pipeline:
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions | None = None) -> None:
         """Raises BundleError, DeviceError or OptionError; nothing stays open then."""
-        options = options or RuntimeOptions()
+        options = RuntimeOptions() if options is None else options
+        if not isinstance(options, RuntimeOptions):
+            raise OptionError(f"the options are a {type(options).__name__}; they must be RuntimeOptions")
         info = bundle.manifest.tokenizer
         text = bundle.read_text(TOKENIZER)
         if text is None:
@@ -84,7 +88,7 @@ class Pipeline:
         `tools` are function descriptions as the OpenAI API has them; of the options, those for the template count.
         Raises OptionError for what cannot be a prompt, and what `ChatTemplate.variables` raises.
         """
-        options = options or GenerateOptions()
+        options = _checked(options)
         if raw:
             if not isinstance(prompt, str) or tools or options.thinking is not None or options.chat_template_kwargs:
                 raise OptionError(
@@ -102,6 +106,9 @@ class Pipeline:
     ) -> TokenRun:
         """Generate ids after a prompt of ids. Raises OptionError for an empty prompt or ids outside the vocabulary."""
         vocab = self.bundle.spec.vocab_size
+        options = _checked(options)
+        if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
+            raise OptionError("a prompt of `tokens` is a list of ids; `encode` makes them, and `stream` takes a text")
         if not prompt:
             raise OptionError("the prompt is empty; at least one token is needed")
         if not all(0 <= token < vocab for token in prompt):
@@ -114,7 +121,7 @@ class Pipeline:
             prompt=tuple(prompt),
             eos=manifest.tokenizer.eos,
             vocab_size=vocab,
-            options=options or GenerateOptions(),
+            options=options,
             cancel=cancel or threading.Event(),
             sampling=manifest.sampling,
             padded=self._padded,
@@ -135,7 +142,7 @@ class Pipeline:
         Reasoning is told from the answer, except in the continuation of a raw text, and so are calls where the prompt
         offers tools: by `tools`, a template variable such as `xml_tools`, or a message's field. Stop strings end all.
         """
-        options = options or GenerateOptions()
+        options = _checked(options)
         ids = self.encode(prompt, options, raw=raw, tools=tools)
         run = self.tokens(ids, options, cancel=cancel)
         slots = sum(ring.slots for ring in self.runtime.layout.rings)
@@ -188,6 +195,14 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _checked(options: GenerateOptions | None) -> GenerateOptions:
+    """The options, or the default ones. Raises OptionError for what is none."""
+    options = GenerateOptions() if options is None else options
+    if not isinstance(options, GenerateOptions):
+        raise OptionError(f"the options are a {type(options).__name__}; they must be GenerateOptions")
+    return options
 
 
 def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:

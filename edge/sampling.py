@@ -26,6 +26,7 @@ import itertools
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,18 @@ def uniforms(seed: int) -> Iterator[float]:
     """The numbers of draw 0, 1, … under a seed."""
     for first in itertools.count(0, _AHEAD):
         yield from [uniform(seed, draw) for draw in range(first, first + _AHEAD)]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The natural logarithm of a token's probability, by the model alone: no penalty, bias or temperature.
+
+    `top` are the likeliest tokens, best first, ties by ascending id: (id, logprob) each.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Sampler:
@@ -147,6 +160,20 @@ class Sampler:
         self.draws += 1
         with np.errstate(over="ignore"):  # a tiny temperature sends weights to exp(-inf) = 0
             return self._draw(logits, top, u)
+
+    def logprob(self, logits: Logits, token: int) -> Logprob:
+        """Of a token under logits, with as many of the likeliest as the options ask for."""
+        known = logits[: self._end].copy()
+        known[self._holes] = -np.inf
+        shifted = known.astype(np.float64) - float(known.max())
+        total = math.log(float(np.exp(shifted).sum()))
+        count = min(self._options.top_logprobs or 0, self._end - len(self._holes))
+        best: Array = np.empty(0, np.int64)
+        if count:
+            least = np.partition(known, -count)[-count]
+            best = _ordered(known, (known >= least).nonzero()[0])[:count]
+        top = tuple((int(i), float(shifted[i]) - total) for i in best)
+        return Logprob(token, float(shifted[token]) - total, top)
 
     def _adjust(self, logits: Logits) -> Logits:
         """Steps 1 to 3, on a copy; the logits themselves where no option asks for any."""

@@ -10,6 +10,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,10 @@ from edge.session import Session
 
 _LOOK_S = 0.02  # how often one that waits looks whether it was cancelled
 _PATIENCE_S = 1.0  # how long nothing may move before the garbage collector looks for a lost answer; then twice that, …
+
+
+# Who reads in this context, where it is not the thread that runs the step: a task of asyncio.
+reader: ContextVar[object] = ContextVar("reader", default=None)
 
 
 class _Here(threading.local):
@@ -60,7 +65,7 @@ class Turns:
             self.session.runtime.close()
 
     def _take(self, turn: Turn, cancelled: Callable[[], bool]) -> bool:
-        here, searched = self._here.mark, False
+        here, searched = self._who(), False
         while True:
             with self._lock:
                 if self.closed:
@@ -89,7 +94,7 @@ class Turns:
             assert self._current is turn
             if self.closed:
                 return False
-            self._reader = self._stepping = self._here.mark
+            self._reader, self._stepping = self._who(), self._here.mark
             return True
 
     def _end(self) -> None:
@@ -103,6 +108,9 @@ class Turns:
             if self._current is turn:
                 self._current = self._reader = None
                 self._rest()  # an interrupt may have come before `_end`
+
+    def _who(self) -> object:
+        return reader.get() or self._here.mark
 
     def _move(self) -> None:
         self._moved, self._patience = time.monotonic(), _PATIENCE_S

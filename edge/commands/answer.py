@@ -18,8 +18,8 @@ from edge.memory import peak_memory
 from edge.options import GenerateOptions, Sampling
 
 if TYPE_CHECKING:
-    from edge.generation import Result
     from edge.pipeline import Pipeline, Tools
+    from edge.results import Result
     from edge.sections import Delta
 
 INTERRUPTED = 130

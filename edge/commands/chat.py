@@ -14,8 +14,8 @@ from edge.errors import EdgeError, PromptTooLongError
 from edge.options import GenerateOptions
 
 if TYPE_CHECKING:
-    from edge.generation import Result
     from edge.pipeline import Pipeline, Tools
+    from edge.results import Result
 
 _FULL = "the next message drops the oldest turns; /clear starts anew, and dsedge run --context N holds more"
 _FULL_ERROR = "/undo takes the last turn back, /clear starts anew, and dsedge run --context N holds more"

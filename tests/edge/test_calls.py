@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.calls import FORMATS, CallFormat, control_tags, find_formats
-from edge.generation import Result
 from edge.options import GenerateOptions
 from edge.pipeline import Pipeline
 from edge.reasoning import Tags
+from edge.results import Result
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
 from edge.tokenizer import Tokenizer
