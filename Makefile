@@ -1,6 +1,6 @@
 # make run     install into .venv, fetch and export the default model, answer PROMPT
 # make test    install what the tests need, and run them
-# make check   format, lint, strict types, sizes, and whether docs/commands.md is up to date
+# make check   format, lint, strict types, sizes, whether docs/commands.md is up to date, and the API reference (build/api)
 # make fuzz    look for inputs that break a reader: SECONDS each (60), TARGET a name of tests/fuzz/targets.py, or all
 # A second call of any of them repeats none of the setup.
 
@@ -35,6 +35,7 @@ check: .venv/.tested
 	$(BIN)/mypy
 	$(BIN)/python .ci/sizes.py edge exporters runtimes
 	$(BIN)/python docs/commands.py --check
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 fuzz: .venv/.fuzzed
 	@$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS) --seed $(SEED)

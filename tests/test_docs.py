@@ -137,3 +137,9 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in [*DOCS.glob("*.md"), ROOT / "README.md"]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_api_reference_has_every_public_name_once() -> None:
+    """`make check` builds it, with warnings as errors."""
+    named = re.findall(r"^::: edge\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(edge.__all__)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -427,3 +429,20 @@ def test_an_unknown_runtime_lists_the_known(bundles: dict[str, Bundle]) -> None:
     bundle = bundles["llama"]
     with pytest.raises(OptionError, match=r"known are auto, .*onnx"):
         open_runtime(bundle, plan_layout(bundle.spec, 8), replace(RuntimeOptions(), runtime="vulkan"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory as Linux tells it")
+def test_sequences_reserve_address_space_and_no_memory(bundles: dict[str, Bundle], opened: Open) -> None:
+    """A sequence takes memory as its tokens come."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    opened(bundles["llama"], context=128, chunk=16)
+    before = resident()
+    run = opened(bundles["llama"], context=128, chunk=16, sequences=20_000)
+    assert run.runtime.kv_bytes > 500_000_000
+    assert resident() - before < 50_000_000
+    session = Session(run.runtime, "error", 19_999)
+    ids = random_ids(40)
+    assert np.abs(session.feed(ids) - run.reference().run(ids)[-1]).max() < 1e-3
