@@ -27,6 +27,7 @@ _EXPORTS = {
     "Logprob": "edge.sampling",
     "Sampling": "edge.options",
     "list_models": "edge.listing",
+    "pull": "edge.listing",
     "ModelEntry": "edge.listing",
     "ToolCall": "edge.calls",
     "GenerateOptions": "edge.options",
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from edge.errors import EdgeError, InternalError, UserError
     from edge.exporting import export
     from edge.generation import Stream
-    from edge.listing import ModelEntry, list_models
+    from edge.listing import ModelEntry, list_models, pull
     from edge.options import GenerateOptions, RuntimeOptions, Sampling
     from edge.pipeline import Pipeline, load
     from edge.results import Result, Stats, TokenEvent
@@ -74,6 +75,7 @@ __all__ = [
     "list_models",
     "load",
     "open_bundle",
+    "pull",
     "verify_bundle",
 ]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edge import store
 from edge.catalog import load_catalog
@@ -49,3 +51,19 @@ def list_models(catalog: str | Path | None = None) -> list[ModelEntry]:
                 )
             )
     return entries
+
+
+def pull(name: str, *, catalog: str | Path | None = None, progress: Callable[[str, float], None] | None = None) -> Path:
+    """Get a model into the store, unless it is there already; the folder of its bundle.
+
+    `name` is of the catalogue (`catalog` is a further file of it), or a repository of the Hugging Face hub, org/repo or
+    org/repo/FILE.gguf. `progress` gets a stage and the share of it that is done. Raises NotFoundError for what neither
+    has, StorageError, and what fetching and `edge.export` raise.
+    """
+    from edge.pulling import pull as run
+
+    def report(stage: str, done: float, _: Any = None, /) -> None:
+        if progress is not None:
+            progress(stage, done)
+
+    return run(name, report, catalog=None if catalog is None else Path(catalog)).path

@@ -160,9 +160,28 @@ def test_models_are_listed_from_the_store_and_the_catalogue(tmp_path: Path, monk
     assert found["mine"] == edge.ModelEntry("mine", path)
     default = found["smollm2-135m-instruct"]
     assert (default.path, default.license, default.pinned) == (None, "Apache-2.0", True)
-    assert default.download_bytes is not None
-    assert 92e6 < default.download_bytes < 94e6
+    assert default.download_bytes == 98_362_432  # of the GGUF file whose sum the catalogue has
     assert list(found) == sorted(found)
+
+
+def test_a_model_is_pulled_into_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSEDGE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+    bundle = write_bundle(tmp_path / "elsewhere.dsedge", [FOX])
+    catalog = tmp_path / "catalog.toml"
+    source = f'{{ kind = "path", path = "{bundle.path}" }}'
+    catalog.write_text(
+        '[models.mine]\ntitle = "Mine"\nfamily = "test"\nvariant = "sub1b"\nlicense = "MIT"\nsize = 1000\n'
+        f'form = "bundle"\nsources = [{source}]\n'
+    )
+    stages: list[str] = []
+    path = edge.pull("mine", catalog=catalog, progress=lambda stage, done: stages.append(stage))
+    assert edge.open_bundle(path).manifest.spec == bundle.manifest.spec
+    assert {entry.name: entry.path for entry in edge.list_models(catalog)}["mine"] == path
+    assert "copy" in stages
+    assert edge.pull("mine", catalog=str(catalog)) == path
+    with pytest.raises(edge.UserError, match="unheard-of"):
+        edge.pull("unheard-of")
 
 
 def test_options_and_prompts_of_other_types_are_option_errors(opened: OpenScripted) -> None:
