@@ -198,7 +198,7 @@ def _claimed(folder: Path, model: Model) -> Iterator[None]:
 
 def _digest(path: Path, progress: Progress) -> str:
     found, done, total = hashlib.sha256(), 0, path.stat().st_size
-    stage = f"check {path.name}"
+    stage = f"check {path.name.removesuffix(PARTIAL)}"
     report_transfer(progress, stage, 0, total)
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

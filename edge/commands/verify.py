@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import edge
-from edge import store
-from edge.bundle import MANIFEST
+from edge import store, texts
+from edge.bundle import MANIFEST, unknown_keys
 from edge.bundle_files import unlisted
 from edge.commands import terminal
 from edge.commands.complete import BundleArgument
@@ -23,7 +23,6 @@ class Verify:
     """Check a bundle's files and its logits.
 
     Every hash is recomputed, files that the manifest does not list are named, and the logits are compared with the
-    reference on a short text.
     reference on a short text.
     """
 
@@ -40,6 +39,9 @@ class Verify:
             report = parity.check(bundle)
         files = len(bundle.manifest.files)
         strays = unlisted(bundle.path, bundle.manifest.files, MANIFEST)
+        unknown = unknown_keys(texts.read_json(bundle.path / MANIFEST))
+        if unknown:
+            terminal.note(f"{bundle.path}: its manifest has keys that this version does not read: {', '.join(unknown)}")
         if strays:
             more = f" and {len(strays) - _SHOWN} more" if len(strays) > _SHOWN else ""
             terminal.note(f"{bundle.path}: not listed, so never read: {', '.join(strays[:_SHOWN])}{more}")

