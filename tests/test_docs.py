@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import re
 import shlex
@@ -143,3 +144,22 @@ def test_the_api_reference_has_every_public_name_once() -> None:
     """`make check` builds it, with warnings as errors."""
     named = re.findall(r"^::: edge\.(\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(edge.__all__)
+
+
+def test_the_files_and_tables_of_the_architecture_are_there() -> None:
+    page = text("architecture.md")
+    for path in re.findall(r"`((?:edge|exporters|runtimes)/[\w/.]*)`", page):
+        assert "NAME" in path or (ROOT / path).exists(), path
+    for path in re.findall(r"`(src/[\w/.]+)`", page):
+        assert (ROOT / "runtimes" / "native" / path).exists(), path
+    for table, module in TABLES.items():
+        assert table in page
+        assert isinstance(getattr(importlib.import_module(module), table), dict), table
+
+
+TABLES = {
+    "ATTENTIONS": "edge.layers", "MLPS": "edge.layers", "BRANCHES": "edge.branches", "OPS": "edge.ops",
+    "EVALUATORS": "exporters.reference", "HANDLERS": "exporters.emit.onnx", "TRANSLATORS": "runtimes.native.builder",
+    "METHODS": "exporters.quant.method", "TARGETS": "exporters.targets", "RUNTIMES": "edge.runtime",
+    "HUGGING_FACE": "exporters.architectures", "GGUF": "exporters.architectures",
+}  # fmt: skip

@@ -65,15 +65,11 @@ class _Translation:
         return not self.exact and self.schemes[weight.name] is not None
 
     def run(self) -> Steps:
-        translators: dict[type[Any], Callable[[Op[Any]], None]] = {
-            Embed: self._embed, Norm: self._norm, Linear: self._linear, Rope: self._rope, Gate: self._gate,
-            Attention: self._attention, Add: self._add, Select: self._select, Softcap: self._softcap,
-        }  # fmt: skip
         for op in self.graph.ops:
-            translate = translators.get(type(op.attrs))
+            translate = TRANSLATORS.get(type(op.attrs))
             if translate is None:
                 raise UnsupportedError(f"the native engine does not know the op {op.kind} ({op.output})")
-            translate(op)
+            translate(self, op)
         return Steps(tuple(self.steps), self.values)
 
     def _emit(self, kind: str, **operands: Any) -> None:
@@ -126,3 +122,16 @@ class _Translation:
 
     def _softcap(self, op: Op[Softcap]) -> None:
         self._emit("softcap", input=op.inputs[0], output=op.output, cap=op.attrs.cap)
+
+
+TRANSLATORS: dict[type[Any], Callable[[_Translation, Op[Any]], None]] = {
+    Embed: _Translation._embed,
+    Norm: _Translation._norm,
+    Linear: _Translation._linear,
+    Rope: _Translation._rope,
+    Attention: _Translation._attention,
+    Gate: _Translation._gate,
+    Add: _Translation._add,
+    Select: _Translation._select,
+    Softcap: _Translation._softcap,
+}
