@@ -82,19 +82,26 @@ def item(work: Work, obj: Any, key: Any) -> Any:
     if isinstance(key, tuple):
         work.read(key)
     try:
-        if isinstance(obj, str) and isinstance(key, slice):
-            work.make(len(obj))
-            return cut(obj, key.start, key.stop, key.step)
         if isinstance(obj, str) and isinstance(key, int):
             return _letter(obj, key)
-        if isinstance(key, slice) and isinstance(obj, (list, tuple)):
-            work.spend(len(obj))
         if not isinstance(obj, (Function, Namespace)):
             return obj[key]
     except (TypeError, LookupError):
         pass
     found = own_attribute(obj, plain(key)) if isinstance(key, str) else missing
     return undefined(obj=obj, name=key) if found is missing else found
+
+
+def sliced(work: Work, obj: Any, key: slice) -> Any:
+    """`obj[start:stop:step]` of a template. Raises TypeError for what has no slices."""
+    if isinstance(obj, str):
+        work.make(len(obj))
+        return cut(obj, key.start, key.stop, key.step)
+    if isinstance(obj, (list, tuple)):
+        work.spend(len(obj))
+    elif not isinstance(obj, (range, Undefined)):  # which says what is undefined
+        raise TypeError(f"{kind(obj)!r} object is not subscriptable")
+    return obj[key]
 
 
 def _letter(text: str, place: int) -> str:
@@ -104,6 +111,7 @@ def _letter(text: str, place: int) -> str:
 
 def call(work: Work, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if isinstance(function, Function):
+        work.spend(4)
         return function.call(work, args, kwargs)
     if isinstance(function, Undefined):
         return function(*args, **kwargs)  # which says what is undefined

@@ -9,7 +9,7 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateSyntaxError
 
 from edge.template import filters
-from edge.template.access import call, get_attribute, item
+from edge.template.access import call, get_attribute, item, sliced
 from edge.template.operators import BINARY, COMPARE, glue
 from edge.template.text import wrote
 from edge.template.values import undefined
@@ -51,6 +51,7 @@ class Expressions:
 
     def __init__(self) -> None:
         self._choices = 0  # how many conditions stand around this place
+        self._loops = 0  # how many loops stand around it in the same macro
 
     def compile(self, node: nodes.Node) -> Expression:
         make = getattr(self, f"_{type(node).__name__.lower()}", None)
@@ -116,6 +117,8 @@ class Expressions:
 
     def _getitem(self, node: nodes.Getitem) -> Expression:
         value, key = self.compile(node.node), self.compile(node.arg)
+        if isinstance(node.arg, nodes.Slice):
+            return lambda scope: sliced(scope.work, value(scope), key(scope))
         return lambda scope: item(scope.work, value(scope), key(scope))
 
     def _slice(self, node: nodes.Slice) -> Expression:

@@ -72,6 +72,13 @@ def rounded(work: Work, value: Any, precision: int = 0, method: Literal["common"
     return jinja.do_round(value, precision, method)
 
 
+def urlencode(work: Work, value: Any) -> str:
+    work.measure(value)
+    text = jinja.do_urlencode(value)
+    work.make(len(text))
+    return text
+
+
 def attribute_of(work: Work, value: Any, name: str) -> Any:
     found = own_attribute(value, name)
     return undefined(obj=value, name=name) if found is missing else found
@@ -272,6 +279,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "truncate": truncated,
     "unique": unique,
     "upper": of_string("upper"),
-    "wordcount": of_jinja(lambda value: len(re.findall(r"\w+", value))),
+    "urlencode": urlencode,
+    "wordcount": lambda work, value: len(re.findall(r"\w+", to_text(work, value))),
 }
 TESTS = {**PREDICATES, "filter": lambda work, value: value in FILTERS}

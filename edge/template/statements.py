@@ -18,6 +18,7 @@ from edge.template.work import Work
 # What a statement returns: None, or how the loop around it goes on.
 Signal = type[nodes.Break] | type[nodes.Continue] | None
 Statement = Callable[[Scope, list[str]], Signal]
+_LOOP = 10  # steps of beginning a loop
 Target = Callable[[Scope, Any], None]
 
 
@@ -36,14 +37,16 @@ class Statements(Expressions):
 
         return made[0] if len(made) == 1 else run
 
-    def text(self, body: Sequence[nodes.Node]) -> Callable[[Scope], str]:
-        """A block whose output is a value."""
+    def text(self, body: Sequence[nodes.Node], use: Callable[[Scope, list[str], str], None]) -> Statement:
+        """A block whose output is a value, for which `use` is called."""
         block = self.block(body)
 
-        def run(scope: Scope) -> str:
-            out: list[str] = []
-            block(scope.inner(), out)
-            return output(scope.work, out)
+        def run(scope: Scope, out: list[str]) -> Signal:
+            inner: list[str] = []
+            signal = block(scope.inner(), inner)
+            if signal is None:
+                use(scope, out, output(scope.work, inner))
+            return signal
 
         return run
 
@@ -84,7 +87,9 @@ class Statements(Expressions):
         return run
 
     def _do_for(self, node: nodes.For) -> Statement:
+        self._loops += 1
         walk = Walk(self, node)
+        self._loops -= 1
         return lambda scope, out: walk.run(scope, out, walk.iterable(scope), 1)
 
     def _do_assign(self, node: nodes.Assign) -> Statement:
@@ -97,18 +102,17 @@ class Statements(Expressions):
         return run
 
     def _do_assignblock(self, node: nodes.AssignBlock) -> Statement:
-        value, target = self.text(node.body), self.target(node.target)
+        target = self.target(node.target)
         apply = None if node.filter is None else self.filter(node.filter)
 
-        def run(scope: Scope, out: list[str]) -> None:
-            text = value(scope)
+        def use(scope: Scope, out: list[str], text: str) -> None:
             target(scope, text if apply is None else apply(scope, text))
 
-        return run
+        return self.text(node.body, use)
 
     def _do_filterblock(self, node: nodes.FilterBlock) -> Statement:
-        value, apply = self.text(node.body), self.filter(node.filter)
-        return lambda scope, out: out.append(to_text(scope.work, apply(scope, value(scope))))
+        apply = self.filter(node.filter)
+        return self.text(node.body, lambda scope, out, text: out.append(to_text(scope.work, apply(scope, text))))
 
     def _do_with(self, node: nodes.With) -> Statement:
         pairs = [
@@ -158,17 +162,20 @@ class Statements(Expressions):
         names = [arg.name for arg in node.args]
         defaults: list[Expression | None] = [None] * (len(names) - len(node.defaults))
         defaults += [self.compile(default) for default in node.defaults]
-        body = self.text(node.body)
+        loops, self._loops = self._loops, 0
+        body = self.block(node.body)
+        self._loops = loops
         used = frozenset(each.name for part in node.body for each in part.find_all(nodes.Name))
         weight = 1 + weigh(*node.defaults)
         parameters = Parameters(tuple(names), tuple(defaults), used, weight)
         return lambda scope: Macro(name, parameters, body, scope)
 
-    def _do_break(self, node: nodes.Break) -> Statement:
-        return lambda scope, out: nodes.Break
+    def _do_break(self, node: nodes.Break | nodes.Continue) -> Statement:
+        if not self._loops:
+            raise TemplateSyntaxError(f"{type(node).__name__.lower()} outside of a loop", node.lineno)
+        return lambda scope, out: type(node)
 
-    def _do_continue(self, node: nodes.Continue) -> Statement:
-        return lambda scope, out: nodes.Continue
+    _do_continue = _do_break
 
     def target(self, node: nodes.Node) -> Target:
         """What sets variables to a value."""
@@ -204,7 +211,7 @@ class Parameters:
 class Macro(Function):
     """A macro, or the body of a call block, in the scope where it stands."""
 
-    def __init__(self, name: str, parameters: Parameters, body: Callable[[Scope], str], scope: Scope) -> None:
+    def __init__(self, name: str, parameters: Parameters, body: Statement, scope: Scope) -> None:
         self.attributes = {"name": wrote(name), "arguments": parameters.names}
         self._name, self._parameters, self._body, self._scope = name, parameters, body, scope
 
@@ -213,7 +220,9 @@ class Macro(Function):
         with work.call():
             scope = self._scope.inner()
             self._bind(scope, args, dict(kwargs))
-            return self._body(scope)
+            out: list[str] = []
+            self._body(scope, out)
+            return output(work, out)
 
     def _bind(self, scope: Scope, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         names, used = self._parameters.names, self._parameters.used
@@ -250,20 +259,22 @@ class Walk:
         self._weight = 1 + weigh(node.test)
 
     def run(self, scope: Scope, out: list[str], values: Any, depth: int) -> Signal:
+        scope.work.spend(_LOOP)
         found = items(scope.work, values)
         if self._test is not None:
             found = [value for value in found if self._wanted(scope, value, self._test)]
-        if not found:
-            return self._other(scope.inner(), out)
         loop = Loop(found, depth, partial(self._again, scope, depth) if self._recursive else None)
+        whole = False  # whether a body came to its end; as in jinja2, one that goes on or breaks off does not count
         for place, value in enumerate(found):
             scope.work.spend(1)
             inner = scope.inner()
             inner.values["loop"] = loop.at(place)
             self._target(inner, value)
-            if self._body(inner, out) is nodes.Break:
-                return None
-        return None
+            signal = self._body(inner, out)
+            whole = whole or signal is None
+            if signal is nodes.Break:
+                break
+        return None if whole else self._other(scope.inner(), out)
 
     def _wanted(self, scope: Scope, value: Any, test: Expression) -> bool:
         scope.work.spend(self._weight)

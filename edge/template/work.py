@@ -15,6 +15,7 @@ from typing import Any
 STEPS = 4_000_000  # a template in use takes some hundreds for a message
 SECONDS = 20.0  # on a machine so slow that the steps take longer
 _DEPTH = 100  # of lists in lists: comparing, printing and hashing recurse
+_CALL = 20  # steps of a call of a macro
 _CALLS = 60  # of macros and loops in each other
 _BITS = 16_384  # of a whole number
 _LOOK = 20_000  # steps between two looks at the clock
@@ -90,6 +91,7 @@ class Work:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Around what a template calls, which may call itself."""
+        self.spend(_CALL)
         self._calls += 1
         if self._calls > _CALLS:
             raise LimitError(f"it calls itself more than {_CALLS} deep")
