@@ -7,7 +7,7 @@ for its turn (see edge.turns).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from edge.runtime import Runtime, open_runtime
 from edge.sections import Splitter
 from edge.session import Session
 from edge.stream import TextStream
+from edge.template.work import CancelledError
 from edge.tokenizer import Tokenizer
 from edge.turns import Turn, Turns
 
@@ -88,7 +89,17 @@ class Pipeline:
         `tools` are function descriptions as the OpenAI API has them; of the options, those for the template count.
         Raises OptionError for what cannot be a prompt, and what `ChatTemplate.variables` raises.
         """
-        options = _checked(options)
+        return self._encode(prompt, _checked(options), raw, tools)
+
+    def _encode(
+        self,
+        prompt: Messages | str,
+        options: GenerateOptions,
+        raw: bool,
+        tools: Tools | None,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> list[int]:
+        """`encode`; raises CancelledError once `cancelled` says so, while the template renders."""
         if raw:
             if not isinstance(prompt, str) or tools or options.thinking is not None or options.chat_template_kwargs:
                 raise OptionError(
@@ -99,7 +110,9 @@ class Pipeline:
         if self.template is None:
             raise OptionError(f"{self.bundle.manifest.name} has no chat template; use it raw, as a text to continue")
         variables = self.template.variables(options.thinking, options.chat_template_kwargs, tools=bool(tools))
-        return self.template.encode(messages, self.tokenizer, tools=tools or None, variables=variables)
+        return self.template.encode(
+            messages, self.tokenizer, tools=tools or None, variables=variables, cancelled=cancelled
+        )
 
     def tokens(
         self, prompt: Sequence[int], options: GenerateOptions | None = None, *, cancel: threading.Event | None = None
@@ -116,13 +129,16 @@ class Pipeline:
         wrong = set(self._padded).intersection(prompt)
         if wrong:
             raise OptionError(f"the prompt id {min(wrong)} has no token: it only fills up the model's {vocab} rows")
+        return self._run(prompt, options, cancel or threading.Event())
+
+    def _run(self, prompt: Sequence[int], options: GenerateOptions, cancel: threading.Event) -> TokenRun:
         manifest = self.bundle.manifest
         request = Request(
             prompt=tuple(prompt),
             eos=manifest.tokenizer.eos,
-            vocab_size=vocab,
+            vocab_size=self.bundle.spec.vocab_size,
             options=options,
-            cancel=cancel or threading.Event(),
+            cancel=cancel,
             sampling=manifest.sampling,
             padded=self._padded,
         )
@@ -142,9 +158,13 @@ class Pipeline:
         Reasoning is told from the answer, except in the continuation of a raw text, and so are calls where the prompt
         offers tools: by `tools`, a template variable such as `xml_tools`, or a message's field. Stop strings end all.
         """
-        options = _checked(options)
-        ids = self.encode(prompt, options, raw=raw, tools=tools)
-        run = self.tokens(ids, options, cancel=cancel)
+        options, cancel = _checked(options), cancel or threading.Event()
+        try:
+            ids = self._encode(prompt, options, raw, tools, cancel.is_set)
+            run = self.tokens(ids, options, cancel=cancel)
+        except CancelledError:  # an answer that was cancelled before its first token, without a prompt
+            ids = []
+            run = self._run(ids, options, cancel)
         slots = sum(ring.slots for ring in self.runtime.layout.rings)
         tags = None if raw else self.think_tags
         formats = self.call_formats if tools or _offers_tools(prompt, options) else ()

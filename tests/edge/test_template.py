@@ -14,9 +14,12 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from edge.chat import ChatTemplate, ChatTemplates
 from edge.errors import BundleError, UnsupportedError
+from edge.options import RuntimeOptions
+from edge.pipeline import Pipeline
 from edge.template.template import Template
 from edge.template.text import Text, marks, wrote
 from edge.template.work import CancelledError, LimitError, Work
+from tests.edge.scripted import OpenScripted, with_file
 from tests.edge.template_grammar import CONTENT, GIVEN, TEMPLATES
 
 ASKED = [{"role": "user", "content": "hi"}]
@@ -142,6 +145,28 @@ def test_n19_a_rendering_that_nobody_waits_for_ends() -> None:
     with pytest.raises(CancelledError):
         ChatTemplate(TWICE + ENDS, {}).render(ASKED, cancelled=cancelled)
     assert len(looks) == 3
+
+
+def test_n19_an_answer_may_be_cancelled_while_its_template_renders(opened: OpenScripted) -> None:
+    pipeline = opened("x", template=TWICE + ENDS)
+    cancel = threading.Event()
+    cancel.set()
+    result = pipeline.complete("hi", cancel=cancel)
+    assert (result.finish_reason, result.text, result.prompt_tokens) == ("cancel", "", 0)
+    with pytest.raises(BundleError, match="stopped"):
+        pipeline.complete("hi")
+
+
+def test_n5_a_bundle_has_several_templates(opened: OpenScripted) -> None:
+    pipeline = opened("x", template="D{{ messages[0].content }}")
+    folder = pipeline.bundle.path
+    (folder / "chat_templates").mkdir()
+    source = "T{{ tools | length }}{{ messages[0].content }}<tool_call></tool_call>"
+    bundle = with_file(pipeline.bundle, "chat_templates/tool_use.jinja", source)
+    with Pipeline(bundle, RuntimeOptions(runtime="scripted")) as model:
+        assert model.tokenizer.decode(model.encode("hi")) == "Dhi"
+        assert model.tokenizer.decode(model.encode("hi", tools=[{}])).startswith("T1hi")
+        assert [style.opening for style in model.call_formats] == ["<tool_call>"]
 
 
 def test_n19_time_is_bound_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

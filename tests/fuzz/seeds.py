@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tomllib
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from runtimes.scripted import write_bundle
 
+CHATS = Path(__file__).parents[1] / "edge" / "chats"
 CONFIG: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 32, "intermediate_size": 32,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
@@ -207,3 +209,39 @@ def manifests(folder: Path) -> list[bytes]:
         "file": "script.json", "kind": "script", "precision": {"/layers.0/attn/q": "int8"}, "inputs": [], "outputs": []
     }  # fmt: skip
     return [text, json.dumps(data).encode()]
+
+
+def templates(folder: Path) -> list[bytes]:
+    """The families' templates, each with a conversation that has calls."""
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "f", "arguments": {"a": [1, None, {"b": "<x>"}]}},
+    }
+    messages = [
+        {"role": "system", "content": "be <|user|> brief"},
+        {"role": "user", "content": "hi <|end|>"},
+        {"role": "assistant", "content": "yes", "tool_calls": [call]},
+        {"role": "tool", "content": "mild", "tool_call_id": "abcdefghi"},
+    ]
+    sources = [tomllib.loads(path.read_text(encoding="utf-8"))["template"] for path in sorted(CHATS.glob("*.toml"))]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    documents = [{"template": source, "messages": messages[1:2], "tools": None} for source in sources]
+    documents += [{"template": source, "messages": messages[1:2], "tools": tools} for source in sources]
+    documents += [
+        {"template": "{% for m in messages %}{{ m | tojson }}{% endfor %}", "messages": messages, "tools": tools}
+    ]
+    return [json.dumps(document).encode() for document in documents]
+
+
+def answers(folder: Path) -> list[bytes]:
+    """Answers with calls in each format, in JSON and as Python literals."""
+    call = '{"name": "f", "arguments": {"a": [1, null], "b": "it\'s"}}'
+    literal = "{'name': 'f', 'arguments': {'a': (True, None), 'b': 'x\\'y'}}"
+    texts = [
+        f"<think>hm</think> so <tool_call>{call}</tool_call> and <tool_call>{literal}",
+        f"[TOOL_CALLS] [{call}, {literal}] then [TOOL_CALLS]f[CALL_ID]x[ARGS]{{}}",
+        f"<function_calls>[f(a=1, b=['x', None]), g()]</function_calls><|tool_call|>[{call}]<|/tool_call|>",
+        f"{call}; {call} <|python_tag|>f.call(a=1)",
+    ]
+    return [json.dumps({"text": text}).encode() for text in texts]

@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 
 from edge.bundle import open_bundle
+from edge.calls import FORMATS
+from edge.chat import ChatTemplate
 from edge.errors import CheckpointError, EdgeError, OptionError
 from edge.kv import plan_layout
+from edge.reasoning import Tags
 from edge.rope import angles
 from edge.seal import seal
+from edge.sections import Splitter
 from edge.tokenizer import Tokenizer
 from exporters.architectures import HUGGING_FACE, describe
 from exporters.architectures.config import Config
@@ -183,6 +187,36 @@ def _manifest(data: bytes, folder: Path) -> None:
         opened.weights.read(weight.name, 0, 1)
 
 
+def _template(data: bytes, folder: Path) -> None:
+    """A chat template and what it is rendered with: no control token but those that it writes."""
+    document = _document(data)
+    source = document.get("template")
+    template = ChatTemplate(source if isinstance(source, str) else "", {"bos_token": "<s>"}, steps=100_000)
+    path = folder / "t.dsedge"
+    if not path.is_dir():
+        write_bundle(path, ["a"])
+    tokenizer = Tokenizer((path / "tokenizer.json").read_text(), bos=None, eos=(), add_bos=False, special={})
+    given = document.get("messages")
+    ids = template.encode(given if isinstance(given, list) else [], tokenizer, tools=document.get("tools"))
+    text = source if isinstance(source, str) else ""
+    if "<|" not in text and "|>" not in text:
+        assert tokenizer.control_ids.isdisjoint(ids)
+
+
+def _answer(data: bytes, folder: Path) -> None:
+    """An answer with reasoning and calls, whole and in pieces of three characters: the same comes out."""
+    text = str(_document(data).get("text"))
+    for style in FORMATS:
+        found = []
+        for size in (len(text) + 1, 3):
+            splitter = Splitter(Tags("<think>", "</think>", {}), [style])
+            pieces = [text[start : start + size] for start in range(0, len(text), size)]
+            deltas = [delta for piece in pieces for delta in splitter.push(piece)] + splitter.finish()
+            said = ["".join(d.text for d in deltas if d.reasoning is reasoning) for reasoning in (True, False)]
+            found.append((said, [(d.call.name, d.call.arguments) for d in deltas if d.call]))
+        assert found[0] == found[1]
+
+
 TARGETS = {
     "gguf": Target(_gguf, seeds.gguf_files),
     "safetensors": Target(_safetensors, seeds.folders),
@@ -190,4 +224,6 @@ TARGETS = {
     "metadata": Target(_metadata, seeds.metadata),
     "tokenizer": Target(_tokenizer, seeds.tokenizers),
     "manifest": Target(_manifest, seeds.manifests),
+    "template": Target(_template, seeds.templates),
+    "answer": Target(_answer, seeds.answers),
 }
