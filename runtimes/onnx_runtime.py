@@ -69,7 +69,8 @@ class OnnxRuntime:
         count = len(segment.tokens)
         if count > self.layout.chunk:
             raise OptionError(f"{count} tokens in one forward; this runtime was opened for {self.layout.chunk}")
-        wanted = {"last": 1, "all": count}.get(want, 0)
+        # One row at least: a Reshape of the graph's products cannot tell the width of none.
+        wanted = count if want == "all" else 1
         self._tokens[0, :count] = segment.tokens
         self._rows[:wanted] = np.arange(count - wanted, count)
         for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
@@ -84,8 +85,9 @@ class OnnxRuntime:
                 raise
             raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
         found = self._hidden[:count] if want == "hidden" else self._logits[:wanted]
-        if len(found):
-            check_finite(found, self.name)
+        check_finite(found, self.name)
+        if want == "none":
+            return found[:0].copy()
         return found[0].copy() if want == "last" else found.copy()
 
     def _bind_constant(self) -> None:
