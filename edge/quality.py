@@ -49,13 +49,15 @@ class ParityReport:
     """Comparisons on `tokens` tokens of a text.
 
     `source` is the bundle's weights against the source's own, None where there is no source. `auto` is the runtime that
-    `auto` picked on that machine, None where none of `runtimes` was.
+    `auto` picked on that machine, None where none of `runtimes` was. `refused` says why the other runtimes that the
+    bundle is for did not run it there.
     """
 
     tokens: int
     runtimes: Mapping[str, RuntimeQuality]
     auto: str | None = None
     source: Comparison | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> Comparison | None:
@@ -65,7 +67,7 @@ class ParityReport:
     @classmethod
     def from_json(cls, data: Any) -> ParityReport:
         """Raises ValueError for an ill-formed report."""
-        report = _record(cls, data, runtimes=_table(_runtime), source=_optional(_comparison))
+        report = _record(cls, data, runtimes=_table(_runtime), source=_optional(_comparison), refused=_table(_text))
         if type(report.tokens) is not int or report.tokens < 0:
             raise ValueError(f"tokens is {report.tokens!r}")
         if report.auto is not None and report.auto not in report.runtimes:
@@ -128,6 +130,12 @@ def _texts(data: Any) -> tuple[str, ...]:
     if not isinstance(data, list) or not all(isinstance(item, str) for item in data):
         raise ValueError("the notes are no list of texts")
     return tuple(data)
+
+
+def _text(data: Any) -> str:
+    if not isinstance(data, str):
+        raise ValueError(f"{data!r} is no text")
+    return data
 
 
 def _comparison(data: Any) -> Comparison:

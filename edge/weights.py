@@ -25,6 +25,7 @@ class Weights:
     `runs` are what each weight is stored in: itself, or several matrices with a scheme each. `schemes`, `shapes`,
     `tensor`, `parts`, `size` and `count` know a run by its name as well. A weight of several runs may be read as if it
     were stored in one scheme, which `schemes` names: the one that holds all of them exactly, None for float32.
+    `formats` are the names of these schemes, float16 and float32 among them.
     """
 
     def __init__(self, path: Path, weights: Sequence[Weight], schemes: Mapping[str, str]) -> None:
@@ -35,6 +36,7 @@ class Weights:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.schemes: dict[str, payload.Scheme | None] = {}
+        self.formats: dict[str, str] = {}
         self.runs: dict[str, tuple[payload.Run, ...]] = {}
         self.axes: dict[str, payload.Axis] = {}
         try:
@@ -59,9 +61,11 @@ class Weights:
         self.runs[weight.name], self.axes[weight.name] = runs, layout.axis
         self.shapes[weight.name] = weight.stored
         if len(runs) > 1:
-            self.schemes[weight.name] = payload.holds(runs, layout.axis)
+            held = payload.holds(runs, layout.axis)
+            self.schemes[weight.name], self.formats[weight.name] = held, held.name if held else "float32"
         for run in runs:
             self.shapes[run.name], self.schemes[run.name] = run.shape, payload.parse_scheme(run.scheme)
+            self.formats[run.name] = run.scheme
 
     def info(self, tensor: str) -> TensorInfo:
         """Where a tensor (`layers.0.attn.q.codes`) lies in the file."""

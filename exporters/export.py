@@ -76,8 +76,8 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             graph_table: dict[str, GraphInfo] = {name: info for item in emitted for name, info in item.graphs.items()}
             artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
             manifest = replace(draft.manifest, graphs=graph_table, artefacts={"payload": parity.PAYLOAD, **artefacts})
-            made = Bundle(folder.path, manifest)
             report("compare", 0.0)
+            made = Bundle(folder.path, manifest)
             compared = None if reference is None else reference.report(made)
             notes = [*found.files.notes, *found.notes, *quality.weight_notes(found.model, found.plans, zeros)]
             notes += [note for item in emitted for note in item.notes]

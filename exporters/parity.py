@@ -17,7 +17,7 @@ from edge import runtime as backends
 from edge import texts
 from edge.bundle import TOKENIZER, WEIGHTS, Bundle
 from edge.contents import Artefact
-from edge.errors import CheckpointError, DeviceError, NumericsError
+from edge.errors import CheckpointError, DeviceError, NumericsError, UnsupportedError
 from edge.kv import KvDtype, plan_layout
 from edge.options import RuntimeOptions
 from edge.quality import Comparison, ParityReport, RuntimeQuality
@@ -85,16 +85,27 @@ class Parity:
         return compare(self._expected, run_graph(bundle, self.ids, exact=False, runtime=runtime))
 
     def report(self, bundle: Bundle) -> ParityReport:
-        """Compare every runtime that the bundle serves and that works here. Raises NumericsError as `exact` does."""
+        """Compare every runtime that the bundle serves and that runs it here. Raises NumericsError as `exact` does."""
         runtimes: dict[str, RuntimeQuality] = {}
-        for name in usable(bundle):
-            exact = self.exact(bundle, name)
-            logits = run_graph(bundle, self.ids, exact=False, runtime=name)
-            total = None if self._source is None else compare(self._source, logits)
-            runtimes[name] = RuntimeQuality(exact, compare(self._expected, logits), total)
+        refused: dict[str, str] = {}
+        for name in served(bundle):
+            found = support(name)
+            if not found.devices:
+                refused[name] = found.reason
+                continue
+            try:
+                runtimes[name] = self._runtime(bundle, name)
+            except UnsupportedError as error:
+                refused[name] = str(error)
         source = None if self._source is None else compare(self._source, self._expected)
         picked = _automatic()
-        return ParityReport(len(self.ids), runtimes, picked if picked in runtimes else None, source)
+        return ParityReport(len(self.ids), runtimes, picked if picked in runtimes else None, source, refused)
+
+    def _runtime(self, bundle: Bundle, name: str) -> RuntimeQuality:
+        exact = self.exact(bundle, name)
+        logits = run_graph(bundle, self.ids, exact=False, runtime=name)
+        total = None if self._source is None else compare(self._source, logits)
+        return RuntimeQuality(exact, compare(self._expected, logits), total)
 
 
 def _automatic() -> str | None:
@@ -113,11 +124,6 @@ def served(bundle: Bundle) -> list[str]:
 def usable(bundle: Bundle) -> list[str]:
     """Those of `served` that work on this machine."""
     return [name for name in served(bundle) if support(name).devices]
-
-
-def reason(runtime: str) -> str:
-    """Why a runtime does not work here."""
-    return support(runtime).reason
 
 
 def check(bundle: Bundle) -> ParityReport:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from edge.bundle import Bundle
 from edge.quality import ParityReport, QualityReport, SchemeUse
-from exporters import parity
 from exporters.architectures import Model
 from exporters.payload_writer import Plan
 
@@ -44,15 +43,14 @@ def build(
                 bytes=use.bytes + bundle.weights.size(run.name),
             )
     limit = bundle.manifest.recipe.get("activation_kl")
-    return QualityReport(uses, (*notes, *_parity_notes(bundle, compared, limit)), compared)
+    return QualityReport(uses, (*notes, *_parity_notes(compared, limit)), compared)
 
 
-def _parity_notes(bundle: Bundle, compared: ParityReport | None, limit: float | None) -> list[str]:
+def _parity_notes(compared: ParityReport | None, limit: float | None) -> list[str]:
     """What was not compared, and which runtimes cost more than the recipe allows."""
     if compared is None:
         return ["parity was not checked: above a billion parameters run `dsedge verify`"]
-    missing = [name for name in parity.served(bundle) if name not in compared.runtimes]
-    notes = [f"runtime {name} was not compared: {parity.reason(name)}" for name in missing]
+    notes = []
     for name, found in compared.runtimes.items():
         if limit is not None and found.used.mean_kl > limit:
             notes.append(

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge import rope
+from edge import onnx_interface, rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores, startable_threads
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
 from edge.kv import KvLayout
 from edge.lifecycle import compiled
+from edge.onnx_interface import Value
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from runtimes.buffers import KvPool
@@ -214,43 +215,13 @@ def _is_of_memory(error: Exception) -> bool:
 
 def _check_interface(path: Path, session: Any, spec: DecoderSpec) -> None:
     """Raise BundleError for the first input or output that is not as the spec has it."""
-    values = [*session.get_inputs(), *session.get_outputs()]
-    found = {value.name: (value.type.removeprefix("tensor(").rstrip(")"), *value.shape) for value in values}
-    expected = _interface(spec)
-    for name in [*expected, *found]:
-        if found.get(name) != expected.get(name):
-            there, needed = (_spell(table.get(name)) for table in (found, expected))
-            raise BundleError(
-                f"{path}: {name} is {there} in the graph and {needed} by the manifest's spec; export the model again"
-            )
-
-
-def _spell(described: tuple[int | str, ...] | None) -> str:
-    return f"{described[0]} {list(described[1:])}" if described else "absent"
-
-
-def _interface(spec: DecoderSpec) -> dict[str, tuple[int | str, ...]]:
-    """The type and shape of every input and output of a spec's graph; `_declare` of exporters/emit/onnx.py writes them.
-
-    The name of a size tells a ring from another, so that each layer's group is compared as well.
-    """
-    described: dict[str, tuple[int | str, ...]] = {
-        "tokens": ("int64", 1, "tokens"),
-        "angle_rows": ("int64", 1, "tokens"),
-        "rows": ("int64", "rows"),
-        "logits": ("float", 1, "rows", spec.vocab_size),
-        "hidden": ("float", 1, "tokens", spec.hidden_size),
-    }
-    for index, kind in enumerate(spec.ropes):
-        for part in ("cos", "sin"):
-            described[f"rope.{index}.{part}"] = ("float", f"angles.{index}", kind.dim // 2)
-    for ring in range(len(spec.kv_groups)):
-        described[f"ring.{ring}.total"] = ("int32",)
-        described[f"ring.{ring}.last"] = ("int32", 1)
-        described[f"ring.{ring}.bias"] = ("float", 1, 1, "tokens", f"total.{ring}")
-    for index, group in enumerate(spec.layer_groups):
-        kv = spec.kv_groups[group]
-        for side in ("past", "present"):
-            for part, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
-                described[f"{side}.{index}.{part}"] = ("float", 1, kv.kv_heads, f"capacity.{group}", dim)
-    return described
+    sides = ((session.get_inputs(), onnx_interface.inputs(spec)), (session.get_outputs(), onnx_interface.outputs(spec)))
+    for values, expected in sides:
+        found = {value.name: Value(value.type.removeprefix("tensor(").rstrip(")"), (*value.shape,)) for value in values}
+        for name in [*expected, *found]:
+            if found.get(name) != expected.get(name):
+                there, needed = (table.get(name, "absent") for table in (found, expected))
+                raise BundleError(
+                    f"{path}: {name} is {there} in the graph and {needed} by the manifest's spec; "
+                    "export the model again"
+                )

@@ -33,6 +33,8 @@ def print_comparisons(report: ParityReport) -> None:
     if rows:
         head = (f"logits of {report.tokens} tokens", "mean KL", "same top token", "largest difference")
         terminal.print_table(head, rows, sys.stdout)
+    for name, reason in report.refused.items():
+        terminal.say(f"{name} was not compared: {terminal.visible(reason)}")
 
 
 def note_quality(report: QualityReport) -> None:

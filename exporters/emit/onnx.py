@@ -1,20 +1,7 @@
 """The ONNX emitter: one reader of the Graph. Straight translation first, then the passes of `onnx_passes`.
 
-The graph takes one sequence's new tokens and leaves the ring's bookkeeping to the host:
-
-    tokens            int64 [1, tokens]
-    angle_rows        int64 [1, tokens]                0, 1, …: the row of the angles for each new token
-    rows              int64 [rows]                     which of the new tokens' logits are wanted
-    rope.R.cos, .sin  float [angles, rotary / 2]       a row for each new token (see edge.rope); at least `total` rows
-    ring.G.total      int32 scalar                     rows to attend: those held, then the new ones
-    ring.G.last       int32 [1]                        total - 1
-    ring.G.bias       float [1, 1, tokens, total]      0 where a query sees a row, -inf or very negative elsewhere
-    past.L.key, .value     float [1, kv_heads, capacity, head_dim]
-    → logits          float [1, rows, vocab]
-    → hidden          float [1, tokens, hidden]        the final norm's output
-    → present.L.key, .value                            may share memory with past: new rows follow the held ones
-
-It runs in a plain ONNX Runtime; weights are external data in the payload file beside it.
+The inputs and outputs are described in edge/onnx_interface.py. The model runs in a plain ONNX Runtime; weights are
+external data in the payload file beside it.
 """
 
 from __future__ import annotations
@@ -27,24 +14,25 @@ import numpy as np
 from onnx import TensorProto
 
 from edge import graph as graphs
+from edge import onnx_interface
 from edge.bundle import GraphInfo
 from edge.errors import UnsupportedError
 from edge.graph import Graph
-from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
-from edge.payload import Scheme
+from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap
 from edge.weights import Weights
 from exporters.emit import onnx_passes
+from exporters.emit.onnx_embed import EmbedEmitter
 from exporters.emit.onnx_linear import Choose, Initializers, LinearEmitter
 from exporters.emit.onnx_model import CONTRIB, Model
 
-FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
+_TYPES = {"float": TensorProto.FLOAT, "int64": TensorProto.INT64, "int32": TensorProto.INT32}
 
 
 def emit(graph: Graph, weights: Weights, path: Path, *, precision: Choose) -> GraphInfo:
-    """Write the graph as an ONNX model beside its payload, each linear in the precision that is chosen for it."""
-    cut = next((name for name, runs in weights.runs.items() if len(runs) > 1), None)
-    if cut is not None:
-        raise UnsupportedError(f"the ONNX emitter does not take weights in several runs yet ({cut})")
+    """Write the graph as an ONNX model beside its payload, each linear in the precision that is chosen for it.
+
+    Raises UnsupportedError for an op that has no translation.
+    """
     model = _Emitter(graph, weights, precision).model
     onnx_passes.run(model)
     model.write(path)
@@ -60,6 +48,7 @@ class _Emitter:
         self.model = Model(graph.spec.family)
         self._initializers = Initializers(self.model, weights)
         self._declare()
+        self._embeds = EmbedEmitter(self._initializers)
         self._linears = LinearEmitter(graph, self._initializers, precision)
         for op in graph.ops:
             handler = HANDLERS.get(type(op.attrs))
@@ -70,62 +59,18 @@ class _Emitter:
         self.model.add("Identity", (graphs.HIDDEN,), "hidden")
 
     def _declare(self) -> None:
-        """Inputs and outputs; `_interface` of runtimes/onnx_runtime.py expects just these."""
-        spec, model = self.graph.spec, self.model
-        model.inputs["tokens"] = (INT64, (1, "tokens"))
-        model.inputs["angle_rows"] = (INT64, (1, "tokens"))
-        model.inputs["rows"] = (INT64, ("rows",))
-        for index, rope in enumerate(spec.ropes):
-            for part in ("cos", "sin"):
-                model.inputs[f"rope.{index}.{part}"] = (FLOAT, (f"angles.{index}", rope.dim // 2))
-        for ring in range(len(spec.kv_groups)):
-            model.inputs[f"ring.{ring}.total"] = (INT32, ())
-            model.inputs[f"ring.{ring}.last"] = (INT32, (1,))
-            model.inputs[f"ring.{ring}.bias"] = (FLOAT, (1, 1, "tokens", f"total.{ring}"))
-        model.outputs["logits"] = (FLOAT, (1, "rows", spec.vocab_size))
-        model.outputs["hidden"] = (FLOAT, (1, "tokens", spec.hidden_size))
-        for index, group in enumerate(spec.layer_groups):
-            kv = spec.kv_groups[group]
-            for part, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
-                shape = (1, kv.kv_heads, f"capacity.{group}", dim)
-                model.inputs[f"past.{index}.{part}"] = (FLOAT, shape)
-                model.outputs[f"present.{index}.{part}"] = (FLOAT, shape)
+        """Inputs and outputs."""
+        for declared, values in (
+            (self.model.inputs, onnx_interface.inputs(self.graph.spec)),
+            (self.model.outputs, onnx_interface.outputs(self.graph.spec)),
+        ):
+            declared.update({name: (_TYPES[value.type], value.shape) for name, value in values.items()})
 
     def _embed(self, op: Op[Embed]) -> None:
-        weight, path, add = op.attrs.weight, op.output, self.model.add
-        scheme, initializers = self._initializers.weights.schemes[weight.name], self._initializers
-        columns = weight.shape[1]
-        if scheme is None:
-            x = add("Gather", (initializers.floats(weight.name), "tokens"), f"{path}/rows")
-        else:
-            parts = [initializers.span(f"{weight.name}.codes"), "tokens", initializers.floats(f"{weight.name}.scales")]
-            if scheme.kind == "zp":
-                parts.append(initializers.span(f"{weight.name}.zeros"))
-            x = add("GatherBlockQuantized", parts, f"{path}/rows", CONTRIB, bits=scheme.bits,
-                    block_size=scheme.group, gather_axis=0, quantize_axis=1)  # fmt: skip
-            if scheme.kind == "affine":
-                x = self._embed_shift(weight, scheme, x, path)
-            if columns % scheme.group:
-                bounds = [self.model.constant(f"bound.{n}", [n]) for n in (0, columns, 2)]
-                x = add("Slice", (x, *bounds), f"{path}/cut")
-        self._rename(x, op.output, op.attrs.scale)
+        self._embeds.emit(op)
 
-    def _embed_shift(self, weight: Weight, scheme: Scheme, x: str, path: str) -> str:
-        add, groups = self.model.add, scheme.groups(weight.shape[1])
-        scales, offsets = (self._initializers.floats(f"{weight.name}.{part}") for part in ("scales", "offsets"))
-        shift = add(
-            "Gather", (self._initializers.shift(weight.name, scales, offsets, scheme), "tokens"), f"{path}/shift"
-        )
-        split = self.model.constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
-        shift = add("Unsqueeze", (shift, self.model.constant("axis.last", [-1])), f"{path}/shift_column")
-        x = add("Add", (add("Reshape", (x, split), f"{path}/grouped"), shift), f"{path}/shifted")
-        return add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), f"{path}/flat")
-
-    def _rename(self, x: str, output: str, scale: float) -> None:
-        if scale != 1.0:
-            self.model.add("Mul", (x, self.model.constant(f"scale.{scale}", scale, np.float32)), output)
-        else:
-            self.model.add("Identity", (x,), output)
+    def _linear(self, op: Op[Linear]) -> None:
+        self._linears.emit(op)
 
     def _norm(self, op: Op[Norm]) -> None:
         attrs, add = op.attrs, self.model.add
@@ -140,9 +85,6 @@ class _Emitter:
         x = add("Reshape", (op.inputs[0], pieces), f"{op.output}/heads")
         x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=attrs.eps)
         add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), op.output)
-
-    def _linear(self, op: Op[Linear]) -> None:
-        self._linears.emit(op)
 
     def _rope(self, op: Op[Rope]) -> None:
         attrs = op.attrs

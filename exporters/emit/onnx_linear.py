@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from edge.graph import Graph
 from edge.ops import Linear, Op, Weight
-from edge.payload import Scheme
+from edge.payload import Run, Scheme
 from edge.weights import Weights
 from exporters.emit.onnx_model import CONTRIB, Model, Span
 
@@ -48,16 +48,19 @@ class Initializers:
         return self.model.once("Add", (offsets, scaled), f"{name}.shift")
 
 
-class SiblingParts:
-    """Like parts of sibling weights, side by side in the payload, as initializers of one matrix of `rows` rows."""
+class Stored:
+    """Matrices of one scheme whose like parts lie side by side in the payload, as initializers of one of `rows` rows.
 
-    def __init__(self, initializers: Initializers, group: Sequence[Op[Linear]]) -> None:
+    `runs` are the siblings' only runs, or one run of a weight; `bias` is the first sibling's, which the others follow.
+    """
+
+    def __init__(self, initializers: Initializers, runs: Sequence[Run], bias: Weight | None) -> None:
         self._initializers = initializers
-        self._bias = group[0].attrs.bias
-        weights = [op.attrs.weight for op in group]
-        self._first = weights[0].name
-        self.rows = sum(weight.shape[0] for weight in weights)
-        self.name = "+".join(weight.name for weight in weights)
+        self._bias = bias
+        self._first = runs[0].name
+        self.scheme = initializers.weights.schemes[self._first]
+        self.rows, self.columns = sum(run.shape[0] for run in runs), runs[0].shape[1]
+        self.name = "+".join(run.name for run in runs)
 
     def span(self, part: str, shape: tuple[int, ...]) -> str:
         """A part seen as [rows, *shape]. The name tells the shape: a tied embedding has its codes seen in two ways."""
@@ -87,7 +90,7 @@ class LinearEmitter:
         self._siblings = {op.output: group for group in graph.siblings for op in group}
         self._initializers = initializers
         self._model = initializers.model
-        self._schemes = initializers.weights.schemes
+        self._schemes, self._runs = initializers.weights.schemes, initializers.weights.runs
         self._precision = precision
 
     def emit(self, op: Op[Linear]) -> None:
@@ -97,10 +100,12 @@ class LinearEmitter:
             return
         if len(group) == 1 or not self._adjacent(group):
             for each in group:
-                self._matrix([each], each.output)
+                self._one(each)
             return
         whole = "+".join(each.output for each in group)
-        self._matrix(group, whole)
+        runs = [self._runs[each.attrs.weight.name][0] for each in group]
+        stored = Stored(self._initializers, runs, op.attrs.bias)
+        self._multiply(op.inputs[0], stored, self._precision(op.attrs.weight), whole)
         sizes = [each.attrs.weight.shape[0] for each in group]
         split = self._model.constant(f"split.{sizes}", sizes)
         self._model.add("Split", (whole, split), [each.output for each in group], axis=-1)
@@ -113,36 +118,58 @@ class LinearEmitter:
             (self._schemes[weight.name], bias is None, self._precision(weight))
             for weight, bias in zip(weights, biases, strict=True)
         }
-        if len(alike) > 1 or scheme is None:
+        if len(alike) > 1 or scheme is None or any(len(self._runs[weight.name]) > 1 for weight in weights):
             return False
         columns = [[f"{weight.name}.{part}" for weight in weights] for part in scheme.parts(1, 1)]
         columns.append([bias.name for bias in biases if bias])
         infos = [[self._initializers.weights.info(name) for name in column] for column in columns]
         return all(a.stop == b.start for column in infos for a, b in pairwise(column))
 
-    def _matrix(self, group: Sequence[Op[Linear]], output: str) -> None:
-        """One or more sibling linears as one multiplication, whose value is `output`."""
-        op, weight = group[0], group[0].attrs.weight
-        scheme = self._schemes[weight.name]
-        if scheme is None:
-            self._float_matrix(op)
+    def _one(self, op: Op[Linear]) -> None:
+        """One linear: a multiplication for each run of its weight, side by side or added up."""
+        weight, bias, x = op.attrs.weight, op.attrs.bias, op.inputs[0]
+        runs, precision = self._runs[weight.name], self._precision(weight)
+        if len(runs) == 1:
+            self._multiply(x, Stored(self._initializers, runs, bias), precision, op.output)
             return
-        precision, parts, columns = self._precision(weight), SiblingParts(self._initializers, group), weight.shape[1]
+        by_rows = self._initializers.weights.axes[weight.name] == "rows"
+        products = []
+        for index, run in enumerate(runs):
+            taken = x if by_rows else self._columns(x, run)
+            products.append(f"{op.output}/run{index}")
+            self._multiply(taken, Stored(self._initializers, [run], None), precision, products[-1])
+        terms = [self._model.add("Concat", products, f"{op.output}/rows", axis=-1)] if by_rows else products
+        self._add_up([*terms, self._initializers.floats(bias.name)] if bias else terms, op.output)
+
+    def _columns(self, x: str, run: Run) -> str:
+        """The columns of x that a run multiplies; shared by the linears that read the same value."""
+        name = f"{x}/columns.{run.start}.{run.stop}"
+        if not self._model.has(name):
+            bounds = [self._model.constant(f"bound.{n}", [n]) for n in (run.start, run.stop, 2)]
+            self._model.add("Slice", (x, *bounds), name)
+        return name
+
+    def _multiply(self, x: str, stored: Stored, precision: Precision, output: str) -> None:
+        """x [1, tokens, columns] · storedᵀ + bias, as the value `output`."""
+        scheme, columns = stored.scheme, stored.columns
+        if scheme is None:
+            self._multiply_floats(x, stored, output)
+            return
         groups = scheme.groups(columns)
         whole = precision != "int16" and scheme.kind != "affine"
         product = output if whole else f"{output}/product"
-        x = self._two_parts(op.inputs[0], scheme, columns) if precision == "int16" else op.inputs[0]
-        zeros = parts.span("zeros", (-(-groups // 2),)) if scheme.kind == "zp" else ""
-        inputs = [x, parts.span("codes", (groups, scheme.group * scheme.bits // 8)), parts.floats("scales", groups)]
-        inputs += [zeros, "", parts.bias() if whole else ""]
+        taken = self._two_parts(x, scheme, columns) if precision == "int16" else x
+        zeros = stored.span("zeros", (-(-groups // 2),)) if scheme.kind == "zp" else ""
+        codes = stored.span("codes", (groups, scheme.group * scheme.bits // 8))
+        inputs = [taken, codes, stored.floats("scales", groups), zeros, "", stored.bias() if whole else ""]
         while not inputs[-1]:
             inputs.pop()
-        self._model.add("MatMulNBits", inputs, product, CONTRIB, K=columns, N=parts.rows, bits=scheme.bits,
+        self._model.add("MatMulNBits", inputs, product, CONTRIB, K=columns, N=stored.rows, bits=scheme.bits,
                         block_size=scheme.group, accuracy_level=0 if precision == "float" else 4)  # fmt: skip
         if not whole:
             terms = [self._sum_parts(product) if precision == "int16" else product]
-            terms += [self._correction(op.inputs[0], scheme, parts, columns)] if scheme.kind == "affine" else []
-            terms += [parts.bias()] if op.attrs.bias else []
+            terms += [self._correction(x, scheme, stored)] if scheme.kind == "affine" else []
+            terms += [stored.bias()] if stored.bias() else []
             self._add_up(terms, output)
 
     def _add_up(self, terms: list[str], output: str) -> None:
@@ -153,13 +180,14 @@ class LinearEmitter:
             name = output if index == len(terms) else f"{output}/sum.{index}"
             terms[0] = self._model.add("Add", (terms[0], term), name)
 
-    def _correction(self, x: str, scheme: Scheme, parts: SiblingParts, columns: int) -> str:
+    def _correction(self, x: str, scheme: Scheme, stored: Stored) -> str:
         """affine: the sums of x over each group times what taking the codes as symmetric has left out."""
-        groups = scheme.groups(columns)
-        scales, offsets = parts.floats("scales", groups), parts.floats("offsets", groups)
-        shift = self._initializers.shift(parts.name, scales, offsets, scheme)
-        turned = self._model.once("Transpose", (shift,), f"{parts.name}.shift.t", perm=[1, 0])
-        return self._model.add("MatMul", (self._group_sums(x, scheme, columns), turned), f"{parts.name}/correction")
+        groups = scheme.groups(stored.columns)
+        scales, offsets = stored.floats("scales", groups), stored.floats("offsets", groups)
+        shift = self._initializers.shift(stored.name, scales, offsets, scheme)
+        turned = self._model.once("Transpose", (shift,), f"{stored.name}.shift.t", perm=[1, 0])
+        sums = self._group_sums(x, scheme, stored.columns)
+        return self._model.add("MatMul", (sums, turned), f"{stored.name}/correction")
 
     def _two_parts(self, x: str, scheme: Scheme, columns: int) -> str:
         """x [1, tokens, columns] → [2, tokens, columns]: x as the int8 kernel rounds it, and what the rounding lost."""
@@ -198,10 +226,10 @@ class LinearEmitter:
         shape = constant(f"groups.{groups}.{scheme.group}", [1, -1, groups, scheme.group])
         return self._model.add("Reshape", (x, shape), f"{name}/blocks")
 
-    def _float_matrix(self, op: Op[Linear]) -> None:
-        floats, weight, bias = self._initializers.floats, op.attrs.weight, op.attrs.bias
-        matrix = self._model.once("Transpose", (floats(weight.name),), f"{weight.name}.t", perm=[1, 0])
-        product = f"{op.output}/product" if bias else op.output
-        self._model.add("MatMul", (op.inputs[0], matrix), product)
+    def _multiply_floats(self, x: str, stored: Stored, output: str) -> None:
+        floats = self._initializers.floats(stored.name)
+        matrix = self._model.once("Transpose", (floats,), f"{stored.name}.t", perm=[1, 0])
+        bias = stored.bias()
+        product = self._model.add("MatMul", (x, matrix), f"{output}/product" if bias else output)
         if bias:
-            self._model.add("Add", (product, floats(bias.name)), op.output)
+            self._model.add("Add", (product, bias), output)

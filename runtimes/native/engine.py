@@ -46,8 +46,7 @@ class NativeRuntime:
         self._process = os.getpid()
         self._angles = rope.AngleBlocks(self.spec.ropes, context=layout.context)
         weights = bundle.weights
-        dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in weights.shapes}
-        self._program = build(bundle.graph, weights.schemes, dtypes, exact=options.exact)
+        self._program = build(bundle.graph, weights.schemes, weights.formats, exact=options.exact)
         threads = options.threads or physical_cores()
         self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels, threads)
         self.kv_bytes = self._engine.kv_bytes

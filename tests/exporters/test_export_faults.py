@@ -90,8 +90,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"eos": (5000,)}, "a bos or eos id is outside the vocabulary"),
-        ({"eos": (310,)}, "eos id 310 is not in the tokenizer, which has 300 tokens"),
+        ({"enders": {5000: ("config.json",)}}, "a bos or eos id is outside the vocabulary"),
+        ({"enders": {310: ("config.json",)}}, "eos id 310 is not in the tokenizer, which has 300 tokens"),
         ({"bos": None, "add_bos": True}, "the tokenizer is to add a bos token and none is named"),
         ({"tokenizer": "{}"}, "tokenizer"),
     ],

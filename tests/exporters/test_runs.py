@@ -7,14 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import edge
+from edge.bundle import Bundle
 from edge.errors import BundleError, OptionError
+from edge.ops import Weight
 from edge.payload import Layout, Scheme
 from edge.weights import Weights
-from exporters import payload_writer
+from exporters import parity, payload_writer
+from exporters.architectures.names import HUGGING_FACE, source_name
+from exporters.parity import compare
 from exporters.payload_writer import Plan, write_weights
-from exporters.quant.recipe import Choice
+from exporters.quant.recipe import Choice, Recipe
+from exporters.reference import Reference
 from tests.exporters.test_payload_writer import make_graph, make_sources
+from tests.exporters.tiny import load_reference, tiny_llama, tiny_qwen2
 from tests.exporters.unpacker import unpack_weight
 
 # The graph has 40 tokens, a width of 48, q of [64, 48], o of [48, 64], an MLP of 64.
@@ -60,6 +68,7 @@ def test_every_way_of_reading_gives_the_numbers_of_an_own_unpacker(name: str, we
         np.testing.assert_allclose(weights.read(name, start, stop), expected[start:stop], rtol=1e-6, atol=1e-6)
     scheme = weights.schemes[name]
     assert (scheme == Scheme(8, 32, "sym")) == (name in HELD)
+    assert weights.formats[name] == ("int8-g32-sym" if name in HELD else "float32")
     if scheme is None:
         np.testing.assert_allclose(weights.tensor(name, 3, 9), expected[3:9], rtol=1e-6, atol=1e-6)
         return
@@ -140,3 +149,95 @@ def test_a_manifest_that_does_not_fit_the_payload_is_refused(layout: str, words:
 def test_a_vector_is_not_cut(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be cut"):
         Layout.parse("rows 4 float32, 4 float32").split("norm", (8,))
+
+
+# --- a whole model -------------------------------------------------------------------------------------------------
+
+HEADS = """
+activation_kl = 1.0
+[[rule]]
+match = ["layers.0.attn.[qo]", "layers.1.attn.[kv]"]
+heads = [1]
+scheme = "int8-g32-sym"
+[[rule]]
+match = ["layers.1.attn.q", "layers.1.attn.o"]
+heads = [0, 3]
+scheme = "{}"
+[[rule]]
+match = "*"
+scheme = "int4-g32-{}"
+"""
+# Runs that no recipe names: of an embedding that is the head as well, and of an MLP.
+BY_HAND = {
+    "embed": "rows 100 int8-g32-sym, 57 float16, 143 int4-g32-affine",
+    "layers.0.mlp.down": "columns 32 int4-g32-zp, 160 int8-g32-sym",
+    "layers.1.mlp.gate": "rows 64 int4-g32-affine, 128 float16",
+    "layers.1.mlp.down": "columns 100 int4-g64-affine, 92 float32",
+}
+BY_COLUMNS = {**BY_HAND, "embed": "columns 40 int4-g32-affine, 88 float16"}
+
+
+def check_everywhere(source: Path, made: Bundle) -> None:
+    """transformers with the weights of the own unpacker is what the reference, ONNX and the native engine compute."""
+    model = load_reference(source)
+    state = model.state_dict()
+    for weight in made.graph.weights:
+        if len(weight.shape) == 2:
+            layout = made.manifest.schemes.get(weight.name, "float32")
+            found = unpack_weight(made.path / "weights.safetensors", weight.name, layout, weight.shape)
+            state[source_name(weight.name, HUGGING_FACE)] = torch.from_numpy(found.astype(np.float32))
+    model.load_state_dict(state)
+    if made.spec.tied_head:
+        model.tie_weights()
+    ids = parity.sample_ids(made, 70)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    reference = Reference(made.graph, made.weights.read).run(ids)
+    assert np.abs(reference - expected).max() < 1e-3
+    usable = parity.usable(made)
+    assert "onnx" in usable
+    for name in usable:
+        assert np.abs(parity.run_graph(made, ids, exact=True, runtime=name) - expected).max() < 2e-3, name
+        used = compare(expected, parity.run_graph(made, ids, exact=False, runtime=name))
+        assert used.mean_kl < 0.1, name
+
+
+@pytest.mark.parametrize(("wide", "kind"), [("float16", "sym"), ("int4-g32-affine", "zp"), ("int8-g32-sym", "affine")])
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
+def test_bits_by_head_on_every_reader(wide: str, kind: str, make: Any, tmp_path: Path, cache: None) -> None:
+    recipe = tmp_path / "heads.toml"
+    recipe.write_text(HEADS.format(wide, kind))
+    source = make(tmp_path / "source", hidden_size=128, num_attention_heads=4, num_key_value_heads=2)
+    made = edge.export(source, tmp_path / "x.dsedge", recipe=recipe)
+    base = f"int4-g32-{kind}"
+    assert made.manifest.schemes["layers.0.attn.q"] == f"rows 32 {base}, 32 int8-g32-sym, 64 {base}"
+    assert made.manifest.schemes["layers.0.attn.o"] == f"columns 32 {base}, 32 int8-g32-sym, 64 {base}"
+    assert made.manifest.schemes["layers.1.attn.k"] == f"rows 32 {base}, 32 int8-g32-sym"
+    assert made.manifest.schemes["layers.1.attn.q"] == f"rows 32 {wide}, 64 {base}, 32 {wide}"
+    assert made.manifest.schemes["layers.0.attn.k"] == base
+    assert made.manifest.quality.schemes["int8-g32-sym"].tensors >= 4
+    check_everywhere(source, made)
+
+
+@pytest.mark.parametrize("layouts", [BY_HAND, BY_COLUMNS])
+def test_runs_of_any_matrix_on_every_reader(
+    layouts: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: None
+) -> None:
+    choose = Recipe.choose
+
+    def chosen(self: Recipe, weight: Weight, source: Any) -> Choice:
+        text = layouts.get(weight.name)
+        if text is None:
+            return choose(self, weight, source)
+        return Choice(Layout.parse(text), ("nearest",) * (text.count(",") + 1))
+
+    monkeypatch.setattr(Recipe, "choose", chosen)
+    source = tiny_llama(
+        tmp_path / "source", hidden_size=128, intermediate_size=192, num_attention_heads=4, num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    made = edge.export(source, tmp_path / "x.dsedge")
+    assert {name: made.manifest.schemes[name] for name in layouts} == layouts
+    assert made.manifest.quality.parity is not None
+    assert made.manifest.quality.parity.total is not None
+    check_everywhere(source, made)

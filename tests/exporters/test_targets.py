@@ -14,6 +14,7 @@ import pytest
 
 import edge
 from edge.bundle import Bundle
+from edge.cli import main
 from edge.contents import Artefact
 from edge.decoder import RopeSpec
 from edge.errors import OptionError, UnsupportedError
@@ -122,14 +123,13 @@ def test_n15_every_runtime_that_a_bundle_serves_is_judged_and_the_one_that_auto_
 @NATIVE
 def test_n37_a_runtime_that_costs_more_than_the_recipe_allows_is_named(llama_folder: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
-    recipe.write_text('activation_kl = 1e-9\n[[rule]]\nmatch = "*"\nscheme = "int4-g32-sym"\n')
+    recipe.write_text('activation_kl = 1e-15\n[[rule]]\nmatch = "*"\nscheme = "int4-g32-sym"\n')
     made = edge.export(llama_folder, tmp_path / "x.dsedge", recipe=recipe).manifest.quality
     assert made.parity is not None
-    used = made.parity.runtimes["native"].used
-    assert used.mean_kl > 1e-9
-    assert any(
-        note.startswith(f"runtime native costs a mean KL of {used.mean_kl:.2g}, more than") for note in made.notes
-    )
+    dear = [name for name, found in made.parity.runtimes.items() if found.used.mean_kl > 1e-15]
+    assert [note.split(" costs")[0] for note in made.notes if "as precise as they get" in note] == [
+        f"runtime {name}" for name in dear
+    ]
 
 
 WITHOUT = """
@@ -188,3 +188,22 @@ def test_an_export_imports_neither_onnx_nor_its_runtime_without_a_need() -> None
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"onnx", "onnxruntime", "torch", "transformers"} & set(done.stdout.split()) == set()
     assert importlib.util.find_spec("onnx") is not None
+
+
+def test_a_runtime_that_does_not_know_the_model_is_told_and_the_others_are_judged(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise UnsupportedError("the native engine does not know the op gargle")
+
+    monkeypatch.setattr("runtimes.native.open_model", refuse)
+    monkeypatch.setattr("exporters.emit.onnx_target.refuse", lambda graph: "it does not know the op gurgle")
+    made = edge.export(llama_folder, tmp_path / "x.dsedge")
+    notes = made.manifest.quality.notes
+    assert "made without the target onnx: it does not know the op gurgle" in notes
+    parity = made.manifest.quality.parity
+    assert parity is not None
+    assert (dict(parity.runtimes), parity.auto) == ({}, None)
+    assert parity.refused.keys() == {"native"}
+    assert main(["inspect", str(made.path)]) == 0
+    assert "native was not compared: " in capsys.readouterr().out
