@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -59,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     _tolerate_encodings()
     try:
-        with _ending_on_signals():
+        with _ending_on_signals(), warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = _warn
             code = _run(words)
         with terminal.writing_stdout():
             sys.stdout.flush()
@@ -152,8 +155,31 @@ def _report(error: Exception, *, debug: bool) -> int:
         return _fail(f"{error.format_message()} (see dsedge --help)", error.exit_code)
     if isinstance(error, OSError) and error.filename is not None:  # a file that no command expected trouble with
         return _fail(f"{error.filename}: {error.strerror}", 2)
+    if isinstance(error, FileNotFoundError) and _folder_is_gone():
+        return _fail("the current folder is not there any more; change to another one", 2)
     text = f"{type(error).__name__}: {error}"
     return _fail(f"unexpected {text}; this is a bug: --debug shows where it happened", 1)
+
+
+def _folder_is_gone() -> bool:
+    """Whether somebody has removed the current folder, so that no relative path means anything."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
+) -> None:
+    """A library's warning as one line, without the place in its sources, which --debug shows."""
+    terminal.note(f"dsedge: warning: {' '.join(str(message).split())} ({category.__name__}; --debug shows where)")
 
 
 def _fail(message: str, code: int) -> int:

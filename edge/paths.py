@@ -40,7 +40,12 @@ def _home() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` or `~user` at its front replaced. Raises NotFoundError for a user without a home folder."""
+    """The path with `~` or `~user` at its front replaced.
+
+    Raises NotFoundError for a user without a home folder, and for an empty text, which `Path` takes for this folder.
+    """
+    if path == "":
+        raise NotFoundError("an empty path names no file or folder; write . for the current folder")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

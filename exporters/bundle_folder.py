@@ -14,7 +14,7 @@ from typing import IO
 
 from edge.bundle import MANIFEST
 from edge.bundle_files import foreign
-from edge.errors import OptionError, StorageError
+from edge.errors import EdgeError, OptionError, StorageError
 from edge.files import make_writable, remove_tree
 from edge.locking import holding, try_lock
 from exporters.payload_writer import storage_error
@@ -94,6 +94,8 @@ class BundleFolder:
         self._remove_work()
         if isinstance(error, OSError):
             raise storage_error(error, self.target, needed) from error
+        if isinstance(error, EdgeError):  # a message about a hidden folder, which is gone, helps nobody
+            error.args = (str(error).replace(str(self.path), str(self.target)), *error.args[1:])
 
     def _check_target(self) -> None:
         """Raise OptionError unless the target is free, an empty folder, or a whole bundle and nothing else."""

@@ -96,7 +96,8 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
     """Everything that can be refused without reading a weight is refused here."""
     model = describe(checkpoint)
     graph = graphs.build(model.spec)
-    recipe = recipes.load(options.get("recipe") or recipes.pick(graph.parameters))
+    asked = options.get("recipe")
+    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked)
     plans = {
         weight.name: Plan(source, recipe.choose(weight, source))
         for weight in graph.weights

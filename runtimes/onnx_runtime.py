@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge import onnx_interface, rope
+from edge import onnx_interface, rope, texts
 from edge.bundle import Bundle
 from edge.cores import physical_cores, startable_threads
 from edge.decoder import DecoderSpec
@@ -27,6 +27,7 @@ from edge.options import RuntimeOptions
 from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
 from runtimes.buffers import KvPool
 
+_NO_LOG = 4  # of ONNX Runtime's severities, beyond errors: fatal
 _HIDDEN = np.float32(-1e9)  # finite, so that no row of scores is all minus infinity
 Float = npt.NDArray[np.float32]
 
@@ -193,13 +194,15 @@ def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = startable_threads(options.threads or physical_cores())
     settings.inter_op_num_threads = 1
-    settings.log_severity_level = 3
+    # Whatever goes wrong is raised; its log would repeat it on stderr, in colours also where that is a file.
+    onnxruntime.set_default_logger_severity(_NO_LOG)
+    settings.log_severity_level = _NO_LOG
     path = bundle.path / graph.file
     try:
         with compiled:
             # Its fallback would open the same graph a second time, and prints to stdout.
             session = onnxruntime.InferenceSession(
-                str(path), settings, providers=["CPUExecutionProvider"], enable_fallback=0
+                _spelled(path), settings, providers=["CPUExecutionProvider"], enable_fallback=0
             )
     except Exception as error:  # onnxruntime raises a dozen types of its own, none with a common root
         if _is_of_memory(error):
@@ -207,6 +210,16 @@ def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
         raise BundleError(f"{path}: ONNX Runtime refuses it: {error}") from error
     _check_interface(path, session, bundle.spec)
     return session
+
+
+def _spelled(path: Path) -> str:
+    """The path as the UTF-8 that ONNX Runtime takes, whatever the locale. Raises BundleError for one that is none."""
+    text = texts.decode_word(str(path))
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BundleError(f"{path}: the path is no UTF-8, which ONNX Runtime needs; rename or move it") from error
+    return text
 
 
 def _is_of_memory(error: Exception) -> bool:

@@ -17,6 +17,7 @@ from edge.commands.inspect import describe
 from edge.commands.quality import note_quality, print_quality
 from edge.commands.release import CATALOG, check_free, parse_variants, release
 from edge.errors import OptionError
+from edge.paths import expanded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,10 @@ class Export:
         str | None, typer.Argument(metavar="SOURCE", help="A model folder, .safetensors or .gguf file.")
     ] = None
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT.dsedge", help="The bundle's folder, or the release's.")
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="OUT.dsedge", help="The bundle's folder, or the release's.", parser=expanded
+        ),
     ] = None
     name: Annotated[
         str | None,

@@ -24,7 +24,9 @@ from edge.paths import expanded
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
 CatalogOption = Annotated[
     Path | None,
-    typer.Option("--catalog", metavar="FILE", help="A catalogue file to read besides those of DSEDGE_CATALOG."),
+    typer.Option(
+        "--catalog", metavar="FILE", help="A catalogue file to read besides those of DSEDGE_CATALOG.", parser=expanded
+    ),
 ]
 
 

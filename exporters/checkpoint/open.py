@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge.errors import CheckpointError, NotFoundError
+from edge.paths import expanded
 from exporters.checkpoint import Checkpoint
 from exporters.checkpoint.gguf import GgufCheckpoint
 from exporters.checkpoint.gguf_container import MAGIC
@@ -17,7 +18,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     Raises NotFoundError for a path that is not there, CheckpointError for a damaged, incomplete or unknown source and
     UnsupportedError for one that cannot be read here; all before any tensor data is read.
     """
-    source = Path(path)
+    source = expanded(path)
     if source.is_dir():
         return open_folder(source)
     if not source.is_file():

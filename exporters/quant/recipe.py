@@ -26,6 +26,7 @@ from typing import Any
 from edge import payload, texts
 from edge.errors import NotFoundError, OptionError
 from edge.ops import Weight
+from edge.paths import expanded
 from edge.payload import Axis, Layout, Scheme
 from exporters.checkpoint import SourceTensor
 from exporters.quant.method import DEFAULT, find
@@ -172,7 +173,7 @@ def pick(parameters: int) -> str:
 
 def load(name_or_path: str | Path) -> Recipe:
     """A shipped recipe by name, or a TOML file. Raises NotFoundError or OptionError."""
-    path = Path(name_or_path)
+    path = expanded(name_or_path)
     if str(name_or_path) in named():
         path = _FOLDER / f"{name_or_path}.toml"
     elif not path.is_file():
