@@ -86,14 +86,15 @@ class Support:
     reason: str = ""
 
 
-# Fastest first. Each module offers `support() -> Support` and `open_model(bundle, layout, options) -> Runtime`;
-# `auto` never picks one in `_EXPLICIT`.
+# Fastest first. Each module offers `support() -> Support`, `open_model(bundle, layout, options) -> Runtime` and
+# `kept_kv(bundle, options) -> list[str]`, the dtype of each layer's keys and values;
+# `auto` never picks one in `EXPLICIT`.
 RUNTIMES: dict[str, str] = {
     "native": "runtimes.native",
     "onnx": "runtimes.onnx_runtime",
     "scripted": "runtimes.scripted",
 }
-_EXPLICIT = ("scripted",)
+EXPLICIT = ("scripted",)
 
 
 def support(name: str) -> Support:
@@ -119,13 +120,23 @@ def automatic() -> str:
     """The backend that "auto" means here: the fastest that works. Raises DeviceError with each one's reason."""
     reasons = []
     for name in RUNTIMES:
-        if name in _EXPLICIT:
+        if name in EXPLICIT:
             continue
         found = support(name)
         if found.devices:
             return name
         reasons.append(f"{name}: {found.reason}")
     raise DeviceError(f"no runtime is usable here ({'; '.join(reasons)})")
+
+
+def kept_kv(bundle: Bundle, options: RuntimeOptions) -> tuple[str, list[str]]:
+    """The backend that `options` mean here, and the dtype in which it would keep the keys and values of each layer.
+
+    Raises what `open_runtime` raises for a backend or a dtype that cannot be had.
+    """
+    name = automatic() if options.runtime == "auto" else options.runtime
+    dtypes: list[str] = _module(name).kept_kv(bundle, options)
+    return name, dtypes
 
 
 def pick_device(name: str, options: RuntimeOptions, devices: Sequence[str]) -> str:

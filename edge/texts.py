@@ -94,5 +94,5 @@ def decode_word(word: str) -> str:
 
 
 def read_system(path: Path) -> str:
-    """What the system says in a file such as /proc/self/status; bytes that are no UTF-8, in names, become U+FFFD."""
+    """What the system or another program notes in a file; bytes that are no UTF-8, in names, become U+FFFD."""
     return path.read_bytes().decode("utf-8", errors="replace")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import edge
 from edge import bundle as bundles
 from edge import graph as graphs
+from edge import texts
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
 from edge.chat import DEFAULT, ChatTemplates
 from edge.errors import BundleError, CheckpointError
@@ -125,7 +126,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:
     """Raise CheckpointError for whatever would keep the bundle from being opened: it is known before hours of work."""
     try:
-        Manifest.from_json(json.loads(json.dumps(draft.to_json())))
+        Manifest.from_json(texts.parse_json(json.dumps(draft.to_json())))
         info = draft.tokenizer
         Tokenizer(files.tokenizer, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
         named = {} if files.chat_template is None else {DEFAULT: files.chat_template}

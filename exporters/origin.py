@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edge import texts
 from edge.contents import Origin
 from edge.sums import sha256
 from exporters.checkpoint import Checkpoint
@@ -23,7 +24,7 @@ def find_origin(checkpoint: Checkpoint) -> Origin:
     path = Path(checkpoint.path).absolute()
     folder = path if path.is_dir() else path.parent
     stated = checkpoint.license or (_card_license(folder) if path.is_dir() else None)
-    files = {file.relative_to(folder).as_posix(): sha256(file) for file in checkpoint.files}
+    files = {file.absolute().relative_to(folder).as_posix(): sha256(file) for file in checkpoint.files}
     return Origin(path.name, _revision(folder, path), stated, files)
 
 
@@ -33,7 +34,7 @@ def _revision(folder: Path, path: Path) -> str | None:
     name = path.name if path.is_file() else "config.json"
     noted = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
     try:
-        first = noted.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
+        first = texts.read_system(noted).partition("\n")[0].strip()
     except OSError:
         return None
     return first if _COMMIT.fullmatch(first) else None

@@ -180,8 +180,12 @@ def support() -> Support:
     return Support(("cpu",), "cuda: ONNX Runtime's attention kernel for it takes no mask, which the KV ring needs")
 
 
+def kept_kv(bundle: Bundle, options: RuntimeOptions) -> list[str]:
+    return [pick_kv_dtype("onnx", options, ("float32",))] * len(bundle.spec.layers)
+
+
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> OnnxRuntime:
-    pick_kv_dtype("onnx", options, ("float32",))
+    kept_kv(bundle, options)
     return OnnxRuntime(bundle, layout, options, pick_device("onnx", options, support().devices))
 
 

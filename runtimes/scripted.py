@@ -129,6 +129,12 @@ def support() -> Support:
     return Support(("cpu",))
 
 
+def kept_kv(bundle: Bundle, options: RuntimeOptions) -> list[str]:
+    """Nothing is kept but positions; a float32 stands for what would be."""
+    pick_kv_dtype("scripted", options, ("auto",))
+    return ["float32"] * len(bundle.spec.layers)
+
+
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> ScriptedRuntime:
     pick_device("scripted", options, support().devices)
     pick_kv_dtype("scripted", options, ("auto",))

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -33,34 +33,48 @@ def stream(
     *,
     raw: bool = False,
     tools: Tools | None = None,
-    show: bool = True,
+    page: Page | Lines | None,
 ) -> Result:
-    """Generate an answer, printed as it grows if `show`. Ctrl-C ends it early: finish_reason is then "cancel".
+    """Generate an answer; its pieces go to `page`. Ctrl-C ends it early: finish_reason is then "cancel".
 
-    Reasoning goes to stderr, dimmed on a terminal; so does a line for each call of a tool. On a terminal, control
-    characters that the model writes are spelled out and words stay whole; a pipe gets the answer as it is. Ctrl-C while
-    the prompt is still being made raises KeyboardInterrupt.
+    Ctrl-C while the prompt is still being made raises KeyboardInterrupt.
     """
     cancel = threading.Event()
-    page = _Page()
     with (
         closing(pipeline.stream(request, options, raw=raw, tools=tools, cancel=cancel)) as answer,
         _interrupt_sets(cancel),
-        Sign("reading the prompt" if show else "answering") as sign,
+        Sign("reading the prompt" if page else "answering") as sign,
     ):
         for delta in answer.deltas():
-            if show:
+            if page:
                 sign.stop()
                 page.show(delta)
     result = answer.result
     assert result is not None  # the stream has ended
-    if show:
+    if page:
         page.end(bare=bool(result.tool_calls))
     return result
 
 
-class _Page:
-    """Where the pieces of an answer go, and what stands there so far."""
+class Lines:
+    """The pieces of an answer as JSON, one object a line: {"text": ...}, {"reasoning": ...} or {"tool_call": ...}."""
+
+    def show(self, delta: Delta) -> None:
+        if delta.call:
+            terminal.print_json({"tool_call": asdict(delta.call)})
+        else:
+            terminal.print_json({"reasoning" if delta.reasoning else "text": delta.text})
+
+    def end(self, *, bare: bool) -> None:
+        """The result, which the caller prints, is the last line."""
+
+
+class Page:
+    """An answer for a person. Reasoning goes to stderr, dimmed on a terminal; so does a line for each call of a tool.
+
+    On a terminal, control characters that the model writes are spelled out and words stay whole; a pipe gets the answer
+    as it is.
+    """
 
     def __init__(self) -> None:
         self._clean = terminal.visible if sys.stdout.isatty() else str

@@ -10,7 +10,7 @@ import typer
 
 from edge import bench, store
 from edge.commands import terminal
-from edge.commands.complete import BundleArgument, KvDtypeOption
+from edge.commands.complete import BundleArgument, KvDtypeOption, RuntimeOption
 from edge.kv import KvDtype
 
 
@@ -22,7 +22,7 @@ class Bench:
     """
 
     model: BundleArgument
-    runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
+    runtime: RuntimeOption = "auto"
     device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend.")] = "auto"
     prompt: Annotated[int, typer.Option(metavar="N", help="Random tokens of prompt.")] = 512
     new: Annotated[int, typer.Option(metavar="N", help="Tokens to generate.")] = 128

@@ -97,7 +97,7 @@ class Chat:
         self._fit(turn)
         request = self.conversation.request(turn)
         with self.entry.waiting():
-            result = answer.stream(self.pipeline, request, self.options, tools=self._tools)
+            result = answer.stream(self.pipeline, request, self.options, tools=self._tools, page=answer.Page())
         if result.text or result.tool_calls:
             self.conversation.messages += [*turn, result.to_message()]
         if result.finish_reason == "cancel":

@@ -96,8 +96,9 @@ def _set(chat: Chat, rest: str) -> None:
         raise OptionError(f"/set {name} needs a value; `/set {name} default` is as it was made")
     if name:
         chat.set_options(replace(chat.options, **{name: _value(name, text)}))
+    own = chat.options.sampling(chat.pipeline.bundle.manifest.sampling)
     for shown in [name] if name else SETTINGS:
-        value = getattr(chat.options, shown)
+        value = getattr(own if hasattr(own, shown) else chat.options, shown)
         terminal.note(
             f"{shown}: {'default' if value is None else ', '.join(value) or 'none' if shown == 'stop' else value}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, get_args
 
@@ -12,6 +13,7 @@ from edge import store
 from edge.catalog import load_catalog
 from edge.errors import OptionError
 from edge.kv import KvDtype
+from edge.runtime import EXPLICIT, RUNTIMES
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 # The variable by which a shell asks typer for completions: `_`, the command's name, `_COMPLETE`.
@@ -30,6 +32,27 @@ def all_names(incomplete: str) -> list[str]:
     return sorted({*store_names(incomplete), *catalog_names(incomplete)})
 
 
+def among(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Completes one of some values."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    # Not at the top: recipes belong to the workstation side, which most commands do without.
+    from exporters.quant import recipe
+
+    return [name for name in recipe.named() if name.startswith(incomplete)]
+
+
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Backend; see `dsedge doctor`.",
+        autocompletion=among(["auto", *(name for name in RUNTIMES if name not in EXPLICIT)]),
+    ),
+]
+
 BundleArgument = Annotated[
     str,
     typer.Argument(metavar="BUNDLE", help="A bundle's folder, or a name in the store.", autocompletion=store_names),
@@ -38,7 +61,9 @@ BundleArgument = Annotated[
 KvDtypeOption = Annotated[
     str,
     typer.Option(
-        metavar="|".join(get_args(KvDtype)), help="How keys and values are kept; int8 takes half the memory of float16."
+        metavar="|".join(get_args(KvDtype)),
+        help="How keys and values are kept; int8 takes half the memory of float16.",
+        autocompletion=among(get_args(KvDtype)),
     ),
 ]
 
@@ -56,7 +81,9 @@ class Completion:
     PowerShell: append it to the file of $PROFILE.
     """
 
-    shell: Annotated[str, typer.Argument(metavar="SHELL", help=f"One of {', '.join(SHELLS)}.")]
+    shell: Annotated[
+        str, typer.Argument(metavar="SHELL", help=f"One of {', '.join(SHELLS)}.", autocompletion=among(SHELLS))
+    ]
 
     def execute(self) -> int:
         if self.shell not in SHELLS:

@@ -23,7 +23,7 @@ class Doctor:
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 
     def execute(self) -> int:
-        found = {name: runtime.support(name) for name in runtime.RUNTIMES}
+        found = {name: runtime.support(name) for name in runtime.RUNTIMES if name not in runtime.EXPLICIT}
         chosen = _automatic()
         system = {
             "dsedge": edge.__version__,

@@ -13,6 +13,7 @@ import edge
 from edge import store, texts
 from edge.bundle import Bundle
 from edge.commands import terminal
+from edge.commands.complete import recipe_names
 from edge.commands.inspect import describe
 from edge.commands.quality import note_quality, print_quality
 from edge.commands.release import CATALOG, check_free, parse_variants, release
@@ -42,7 +43,10 @@ class Export:
         typer.Option(metavar="NAME", help="Put the bundle into the local store under this name; or name the release."),
     ] = None
     recipe: Annotated[
-        str | None, typer.Option(metavar="sub1b|7b|FILE", help="Rules for the schemes. [default: by size]")
+        str | None,
+        typer.Option(
+            metavar="sub1b|7b|FILE", help="Rules for the schemes. [default: by size]", autocompletion=recipe_names
+        ),
     ] = None
     targets: Annotated[
         str | None,

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -14,13 +14,15 @@ import edge
 from edge import store
 from edge.bundle import TOKENIZER, Bundle
 from edge.commands import answer, terminal
-from edge.commands.complete import BundleArgument, KvDtypeOption
+from edge.commands.complete import BundleArgument, KvDtypeOption, RuntimeOption
 from edge.commands.quality import print_quality
-from edge.errors import BundleError
-from edge.kv import plan_layout, row_bytes
-from edge.options import Sampling
+from edge.commands.wrapping import columns, fill
+from edge.errors import BundleError, DeviceError, UnsupportedError
+from edge.kv import KvDtype, plan_layout, row_bytes
+from edge.options import RuntimeOptions, Sampling
 from edge.pipeline import DEFAULT_CONTEXT
 from edge.quality import QualityReport
+from edge.runtime import kept_kv
 from edge.tokenizer import read_json
 
 
@@ -29,43 +31,68 @@ class Inspect:
     """Show the sizes, spec, graphs and memory need of a bundle."""
 
     model: BundleArgument
+    runtime: RuntimeOption = "auto"
     kv_dtype: KvDtypeOption = "auto"
-    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of tables.")] = False
+    full: Annotated[
+        bool, typer.Option("--full", help="Also each kind of tensor, graphs, files, spec and the quality report.")
+    ] = False
+    json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of lines and tables.")] = False
 
     def execute(self) -> int:
-        report = describe(edge.open_bundle(store.resolve(self.model)), self.kv_dtype)
+        options = RuntimeOptions(runtime=self.runtime, kv_dtype=cast(KvDtype, self.kv_dtype))
+        bundle = edge.open_bundle(store.resolve(self.model))
+        report = describe(bundle, options)
         if self.json:
-            terminal.print_json(report)
-        else:
-            _print(report)
+            terminal.print_json({**report, **(details(bundle) if self.full else {})})
+            return 0
+        _print(report)
+        if self.full:
+            _print_details(details(bundle))
         return 0
 
 
-def describe(bundle: Bundle, kv_dtype: str = "auto") -> dict[str, Any]:
-    """The figures of a bundle. Sizes are bytes; `memory` estimates what running it with `context` tokens keeps."""
+def describe(bundle: Bundle, options: RuntimeOptions | None = None) -> dict[str, Any]:
+    """The figures of a bundle, under keys that stay. Sizes are bytes; `memory` estimates what running it with `context`
+    tokens keeps, `kv` how the backend that the options mean keeps them: `dtypes` counts layers."""
     manifest, spec = bundle.manifest, bundle.spec
     tensors = _tensors(bundle)
     weights = sum(row["bytes"] for row in tensors)
     parameters = sum(row["parameters"] for row in tensors)
     context = min(spec.context, DEFAULT_CONTEXT)
-    dtype, token, cache = _kv_bytes(bundle, context, kv_dtype)
+    kv = _kv(bundle, context, options or RuntimeOptions())
+    quality = manifest.quality.parity
     return {
         "name": manifest.name,
         "path": str(bundle.path),
         "bytes": sum(file.size for file in manifest.files.values()),
         "parameters": parameters,
         "bits_per_weight": 8 * weights / parameters,
-        "tensors": tensors,
-        "recipe": manifest.recipe,
-        "spec": spec.to_json(),
-        "graphs": {name: asdict(graph) for name, graph in manifest.graphs.items()},
+        "recipe": manifest.recipe.get("name"),
+        "family": spec.family,
+        "layers": len(spec.layers),
+        "hidden_size": spec.hidden_size,
+        "attention": list(dict.fromkeys(_attention(layer["attention"]) for layer in spec.to_json()["layers"])),
+        "vocab_size": spec.vocab_size,
+        "tied_head": spec.tied_head,
         "ends": _ends(bundle),
         "context": spec.context,
-        "kv_dtype": dtype,
-        "kv_bytes_per_token": token,
-        "memory": {"context": context, "weights": weights, "kv": cache, "total": weights + cache},
+        "kv": kv,
+        "memory": {"context": context, "weights": weights, "kv": kv["bytes"], "total": weights + kv["bytes"]},
         "sampling": manifest.sampling,
+        "mean_kl": quality.total.mean_kl if quality and quality.total else None,
+        "top1": quality.total.top1 if quality and quality.total else None,
         "origin": asdict(manifest.origin) if manifest.origin else None,
+    }
+
+
+def details(bundle: Bundle) -> dict[str, Any]:
+    """All else that is known of a bundle; its keys follow the manifest's format."""
+    manifest = bundle.manifest
+    return {
+        "tensors": _tensors(bundle),
+        "rules": manifest.recipe,
+        "spec": bundle.spec.to_json(),
+        "graphs": {name: asdict(graph) for name, graph in manifest.graphs.items()},
         "artefacts": {name: asdict(artefact) for name, artefact in manifest.artefacts.items()},
         "quality": manifest.quality.to_json(),
         "toolchain": manifest.toolchain,
@@ -109,16 +136,30 @@ def _kind(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("layers.") else name
 
 
-def _kv_bytes(bundle: Bundle, context: int, kv_dtype: str) -> tuple[str, int, int]:
-    """How keys and values are kept ("auto": as the ONNX graphs do), and their bytes for a token and for a context."""
-    spec = bundle.spec
-    dtype = bundle.manifest.kv.get("dtype", "float32")
-    if dtype not in ("float32", "float16"):
-        raise BundleError(f"{bundle.path}: its KV is of the type {dtype!r}; known are float16, float32")
-    dtype = dtype if kv_dtype == "auto" else kv_dtype
-    rings, rows = plan_layout(spec, context).rings, [row_bytes(kv, dtype) for kv in spec.kv_groups]
-    groups = spec.layer_groups
-    return dtype, sum(rows[group] for group in groups), sum(rows[group] * rings[group].slots for group in groups)
+def _kv(bundle: Bundle, context: int, options: RuntimeOptions) -> dict[str, Any]:
+    """How keys and values are kept, and their bytes for a token and for a context.
+
+    `runtime` is None where no backend here can run the bundle: then as its graphs keep them.
+    """
+    spec, graphs = bundle.spec, bundle.manifest.kv.get("dtype", "float32")
+    if graphs not in ("float32", "float16"):
+        raise BundleError(f"{bundle.path}: its KV is of the type {graphs!r}; known are float16, float32")
+    name: str | None
+    try:
+        name, dtypes = kept_kv(bundle, options)
+    except (DeviceError, UnsupportedError):
+        if options != RuntimeOptions():
+            raise
+        name, dtypes = None, [graphs] * len(spec.layers)
+    rings = plan_layout(spec, context).rings
+    rows = [row_bytes(spec.kv_groups[group], dtype) for group, dtype in zip(spec.layer_groups, dtypes, strict=True)]
+    slots = [rings[group].slots for group in spec.layer_groups]
+    return {
+        "runtime": name,
+        "dtypes": dict(Counter(dtypes)),
+        "bytes_per_token": sum(rows),
+        "bytes": sum(row * count for row, count in zip(rows, slots, strict=True)),
+    }
 
 
 def _end_line(row: Mapping[str, Any]) -> str:
@@ -137,19 +178,29 @@ def _attention(spec: Mapping[str, Any]) -> str:
     return f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads{window}"
 
 
+def _kept(kv: Mapping[str, Any]) -> str:
+    """`23040 bytes of KV a token in float16 (28 layers), float32 (2 layers) on native`."""
+    several = len(kv["dtypes"]) > 1
+    dtypes = ", ".join(f"{dtype} ({count} layers)" if several else dtype for dtype, count in kv["dtypes"].items())
+    return f"{kv['bytes_per_token']} bytes of KV a token in {dtypes}" + (
+        f" on {kv['runtime']}" if kv["runtime"] else ""
+    )
+
+
 def _print(report: dict[str, Any]) -> None:
-    spec, memory = report["spec"], report["memory"]
+    memory = report["memory"]
+    told = report["mean_kl"] is not None
     lines = {
         "name": report["name"],
         "path": report["path"],
         "size": terminal.megabytes(report["bytes"]),
         "weights": f"{report['parameters'] / 1e6:.1f} M at {report['bits_per_weight']:.2f} bits",
-        "recipe": report["recipe"].get("name", "none"),
-        "family": f"{spec['family']}, {len(spec['layers'])} layers of width {spec['hidden_size']}",
-        "attention": "; ".join(dict.fromkeys(_attention(layer["attention"]) for layer in spec["layers"])),
-        "vocabulary": f"{spec['vocab_size']}{', tied head' if spec['tied_head'] else ''}",
-        "context": f"{report['context']} tokens, "
-        f"{report['kv_bytes_per_token']} bytes of KV a token in {report['kv_dtype']}",
+        "recipe": report["recipe"] or "none",
+        "quality": f"mean KL {report['mean_kl']:.4f}, same top token {report['top1']:.1%}" if told else "not compared",
+        "family": f"{report['family']}, {report['layers']} layers of width {report['hidden_size']}",
+        "attention": "; ".join(report["attention"]),
+        "vocabulary": f"{report['vocab_size']}{', tied head' if report['tied_head'] else ''}",
+        "context": f"{report['context']} tokens, {_kept(report['kv'])}",
         "turn ends": "; ".join(_end_line(row) for row in report["ends"])
         or "none known: answers go on until their limit",
         "sampling": answer.describe_sampling(Sampling(**report["sampling"])),
@@ -157,7 +208,11 @@ def _print(report: dict[str, Any]) -> None:
         f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
     }
     for key, value in lines.items():
-        terminal.say(f"{key + ':':12}{terminal.visible(str(value))}")
+        text = terminal.visible(f"{key + ':':12}{value}")
+        terminal.say(text if key == "path" else fill(text, columns(sys.stdout), indent=12))
+
+
+def _print_details(report: dict[str, Any]) -> None:
     terminal.say()
     rows = [
         (row["kind"], row["scheme"], row["count"], row["parameters"], row["bytes"], f"{row['bits_per_weight']:.2f}")

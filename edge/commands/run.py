@@ -13,7 +13,7 @@ import edge
 from edge import store, texts
 from edge.catalog import shipped
 from edge.commands import answer, fitting, given, terminal
-from edge.commands.complete import KvDtypeOption, all_names
+from edge.commands.complete import KvDtypeOption, RuntimeOption, all_names, among
 from edge.errors import OptionError, PromptTooLongError
 from edge.kv import KvDtype, Policy
 from edge.options import GenerateOptions, RuntimeOptions
@@ -106,17 +106,21 @@ class Run:
             metavar="error|sliding",
             help="When the context is full: refuse, or drop the oldest tokens but the first (see --sinks). "
             "[default: error; a chat drops its oldest turns]",
+            autocompletion=among(["error", "sliding"]),
         ),
     ] = None
     sinks: Annotated[
         int | None, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever. [default: 4]")
     ] = None
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
-    runtime: Annotated[str, typer.Option(metavar="NAME", help="Backend; see `dsedge doctor`.")] = "auto"
+    runtime: RuntimeOption = "auto"
     device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
     kv_dtype: KvDtypeOption = "auto"
     stats: Annotated[bool, typer.Option("--stats", help="Speed and memory of each answer, on stderr.")] = False
     json: Annotated[bool, typer.Option("--json", help="The answer and its figures as one line of JSON.")] = False
+    stream: Annotated[
+        bool, typer.Option("--stream", help="With --json: a line for each piece first, as soon as it is there.")
+    ] = False
 
     def execute(self) -> int:
         runtime, generate = self._runtime_options(), self._generate_options()
@@ -128,6 +132,8 @@ class Run:
             )
         tools = None if self.tools is None else given.read_tools(self.tools)
         chatting = self.prompt is None and sys.stdin.isatty()
+        if self.stream and not self.json:
+            raise OptionError("--stream is for --json; an answer is shown as it grows without it")
         if chatting and (self.raw or self.json):
             raise OptionError("--raw and --json are for one answer; give a PROMPT, or text on stdin")
         path = _find(self.model)  # first: whoever forgets MODEL has put the prompt in its place
@@ -144,7 +150,8 @@ class Run:
         messages = [] if system is None else [{"role": "system", "content": system}]
         request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
         try:
-            result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, show=not self.json)
+            page = answer.Lines() if self.stream else None if self.json else answer.Page()
+            result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, page=page)
         except PromptTooLongError as error:
             raise fitting.too_long(error, pipeline) from error
         if self.json:

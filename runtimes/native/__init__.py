@@ -14,7 +14,8 @@ from edge.errors import OptionError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
 from edge.runtime import Support, pick_device
-from runtimes.native.engine import NativeRuntime
+from runtimes.native.engine import NativeRuntime, wanted_kv
+from runtimes.native.kv_dtypes import kv_dtypes
 
 VARIABLE = "DSEDGE_NATIVE_KERNELS"
 
@@ -48,6 +49,10 @@ def kernels() -> str:
     if not found:
         raise OptionError(f"{VARIABLE} is {wanted!r}, which is unknown or not usable here; leave it unset")
     return found
+
+
+def kept_kv(bundle: Bundle, options: RuntimeOptions) -> list[str]:
+    return kv_dtypes(bundle, wanted_kv(options))
 
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> NativeRuntime:

@@ -152,6 +152,11 @@ def _tokens(given: Sequence[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDAr
     return tokens.astype(np.int32, copy=False)
 
 
+def wanted_kv(options: RuntimeOptions) -> str:
+    """How keys and values are to be kept; a layer may need it otherwise. Raises UnsupportedError."""
+    return pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
+
+
 def _make_engine(
     program: Program, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str, threads: int
 ) -> Engine:
@@ -159,7 +164,7 @@ def _make_engine(
     from runtimes.native import _native
 
     vectors = [bundle.weights.read(vector.name) + np.float32(vector.offset) for vector in program.vectors]
-    wanted = pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
+    wanted = wanted_kv(options)
     try:
         return _native.Engine({**program.tables(), **_kv_tables(bundle, layout, wanted)}, vectors, kernels, threads)
     except ValueError as error:

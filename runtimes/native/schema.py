@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from edge import texts
 from edge.errors import InternalError
 
 _LINE = re.compile(r"^\s*(RECORD|INSTRUCTION|FIELD|END)\((\w+)(?:, (\w+))?\)$", re.MULTILINE)
@@ -18,7 +19,7 @@ def _read() -> tuple[dict[str, dict[str, str]], str]:
     instructions: dict[str, dict[str, str]] = {}
     fields: dict[str, str] = {}
     lines: list[str] = []
-    for what, first, second in _LINE.findall(Path(__file__).with_name("program.def").read_text(encoding="utf-8")):
+    for what, first, second in _LINE.findall(texts.read(Path(__file__).with_name("program.def"))):
         if what == "FIELD":
             fields[second] = first
             lines[-1] += f" {second}:{first}"

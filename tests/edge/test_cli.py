@@ -309,24 +309,74 @@ def test_text_on_stdin_in_another_encoding_is_explained(invoke: Invoke, bundle: 
     assert subprocess.run(command, input="Größe".encode("cp1252"), env=environment, check=False).returncode == 0
 
 
-def test_doctor_names_every_backend(invoke: Invoke) -> None:
+def test_doctor_names_every_backend_but_the_fake(invoke: Invoke) -> None:
     found = json.loads(invoke("doctor", "--json").out)
-    assert found["runtimes"]["scripted"] == {"devices": ["cpu"], "reason": None, "auto": False}
+    assert list(found["runtimes"]) == ["native", "onnx"]
+    assert "scripted" not in invoke("doctor").out
     assert [name for name, item in found["runtimes"].items() if item["auto"]] == [runtime.automatic()]
     assert "chosen by auto" in invoke("doctor").out
 
 
 def test_inspect_counts_what_the_spec_implies(invoke: Invoke, bundle: Path) -> None:
-    found = json.loads(invoke("inspect", bundle, "--json").out)
+    found = json.loads(invoke("inspect", bundle, "--json", "--full", "--runtime", "scripted").out)
     # One layer of width 2: embedding and head 260 × 2, q k v o and the three of the MLP 2 × 2, three norms of 2.
     assert found["parameters"] == 2 * 260 * 2 + 7 * 4 + 3 * 2
     assert found["bits_per_weight"] == 32
     assert {row["kind"]: row["count"] for row in found["tensors"]}["mlp_norm"] == 1
-    assert found["kv_bytes_per_token"] == 2 * 1 * 2 * 4
+    assert found["kv"]["bytes_per_token"] == 2 * 1 * 2 * 4
     assert found["memory"]["kv"] == 4096 * 16
     assert found["bytes"] == sum(path.stat().st_size for path in bundle.iterdir() if path.name != "manifest.json")
-    assert "4096 tokens, 16 bytes of KV a token in float32\n" in invoke("inspect", bundle).out
-    assert "4096 tokens, 8 bytes of KV a token in float16\n" in invoke("inspect", bundle, "--kv-dtype", "float16").out
+    line = "4096 tokens, 16 bytes of KV a token in float32 on scripted\n"
+    assert line in invoke("inspect", bundle, "--runtime", "scripted").out
+
+
+INSPECTED = """name path bytes parameters bits_per_weight recipe family layers hidden_size attention vocab_size
+tied_head ends context kv memory sampling mean_kl top1 origin"""
+DETAILED = "tensors rules spec graphs artefacts quality toolchain files"
+
+
+def test_inspect_is_short_and_its_keys_stay(invoke: Invoke, bundle: Path) -> None:
+    """Scripts go by these keys: a change here breaks them."""
+    words = ("inspect", bundle, "--runtime", "scripted")
+    found = json.loads(invoke(*words, "--json").out)
+    assert list(found) == INSPECTED.split()
+    assert (found["name"], found["recipe"], found["mean_kl"], found["layers"]) == ("scripted", None, None, 1)
+    assert list(json.loads(invoke(*words, "--json", "--full").out)) == [*INSPECTED.split(), *DETAILED.split()]
+    short = invoke(*words).out
+    assert len(short.splitlines()) == 13
+    assert "mlp_norm" not in short
+    assert "mlp_norm" in invoke(*words, "--full").out
+
+
+def test_json_in_a_stream_is_an_object_a_line(invoke: Invoke, bundle: Path) -> None:
+    lines = [json.loads(line) for line in invoke(*run(bundle, "hi", "--json", "--stream")).out.splitlines()]
+    assert lines[:-1] == [{"text": letter} for letter in ANSWER]
+    assert (lines[-1]["text"], lines[-1]["finish_reason"]) == (ANSWER, "stop")
+    done = invoke(*run(bundle, "hi", "--stream"))
+    assert (done.code, done.out) == (2, "")
+    assert "--stream is for --json" in done.err
+
+
+@pytest.mark.parametrize(("line", "found"), [
+    ("dsedge run --policy ", ["error", "sliding"]),
+    ("dsedge run --kv-dtype f", ["float32", "float16"]),
+    ("dsedge bench --runtime ", ["auto", "native", "onnx"]),
+    ("dsedge export --recipe s", ["sub1b"]),
+    ("dsedge completion z", ["zsh"]),
+    ("dsedge run smollm2-13", ["smollm2-135m-instruct"]),
+])  # fmt: skip
+def test_the_shell_completes_values(line: str, found: list[str]) -> None:
+    asked = {"_DSEDGE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-m", "edge"],
+        env={**os.environ, **asked, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout.split() == found
 
 
 def test_bench_ends_in_one_json_line(invoke: Invoke, bundle: Path) -> None:

@@ -62,6 +62,9 @@ def test_a_model_too_large_for_a_parity_check_is_exported_and_inspected(
     assert "note: parity was not checked: above a billion parameters run `dsedge verify`" in capsys.readouterr().out
     assert main(["inspect", str(out)]) == 0
     done = capsys.readouterr()
+    assert "quality:    not compared\n" in done.out
+    assert main(["inspect", str(out), "--full"]) == 0
+    done = capsys.readouterr()
     assert "parity was not checked" in done.out
     assert "weights against" not in done.out
 
@@ -95,16 +98,31 @@ def test_export_by_name_goes_to_the_store(source: Path, tmp_path: Path, capsys: 
 
 
 def test_inspect_adds_up(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(exported), "--json"]) == 0
+    assert main(["inspect", str(exported), "--json", "--full", "--runtime", "onnx"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["kind"]: row for row in found["tensors"]}
     # The fp16 scale of a group of 32 costs half a bit a weight.
     assert (rows["attn.q"]["bits_per_weight"], rows["attn.q"]["parameters"]) == (4.5, 2 * 64 * 64)
     assert (rows["embed"]["bits_per_weight"], rows["embed"]["parameters"]) == (8.5, VOCAB * 64)
-    assert found["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, keys and values, kv heads, head_dim, float32
+    assert found["kv"]["bytes_per_token"] == 2 * 2 * 2 * 16 * 4  # layers, keys and values, kv heads, head_dim, float32
     assert found["bytes"] == sum(found["files"].values())
-    assert main(["inspect", str(exported)]) == 0
+    assert main(["inspect", str(exported), "--full"]) == 0
     assert "decoder.onnx" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name in ("native", "onnx") if runtime.support(name).devices])
+def test_inspect_reports_keys_and_values_as_the_runtime_keeps_them(
+    name: str, exported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(exported), "--json", "--runtime", name]) == 0
+    kv = json.loads(capsys.readouterr().out)["kv"]
+    assert (kv["runtime"], sum(kv["dtypes"].values())) == (name, 2)
+    bundle = edge.open_bundle(exported)
+    chunk = 256
+    with edge.Pipeline(bundle, edge.RuntimeOptions(runtime=name, context=4096, chunk=chunk)) as pipeline:
+        reserved = pipeline.runtime.kv_bytes
+    # A backend may add scratch rows for a chunk, and whole lines; another dtype would be half or twice as much.
+    assert kv["bytes"] <= reserved <= 1.2 * kv["bytes"]
 
 
 def test_verify_recomputes_the_sums_that_opening_trusts(
