@@ -65,7 +65,7 @@ class List:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """Get a model of the catalogue, or of the Hugging Face hub, into the local store.
+    """Get a model of the catalogue or of the Hugging Face hub.
 
     What breaks off is gone on with by the next pull. Downloads go through the proxies of HTTPS_PROXY and NO_PROXY, the
     package index of pip's own settings (PIP_INDEX_URL) and the hub of HF_ENDPOINT.
