@@ -17,6 +17,7 @@ import pytest
 import edge
 from edge import runtime, store
 from edge.cli import main
+from edge.download import Fetched
 from edge.pipeline import Pipeline
 from exporters.bundle_folder import BundleFolder
 from runtimes.scripted import write_bundle
@@ -286,7 +287,7 @@ def test_run_pulls_a_catalogued_model_first(invoke: Invoke, monkeypatch: pytest.
         assert source == tmp_path / "source.gguf"
         write_bundle(out, [ANSWER])
 
-    monkeypatch.setattr("edge.commands.models.fetch", lambda model, progress: tmp_path / "source.gguf")
+    monkeypatch.setattr("edge.pulling.fetch", lambda model, progress: Fetched(tmp_path / "source.gguf"))
     monkeypatch.setattr(edge, "export", deliver, raising=False)
     done = invoke("run", "smollm2-135m-instruct", "hi", "--runtime", "scripted")
     assert (done.code, done.out) == (0, ANSWER + "\n")
