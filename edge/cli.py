@@ -184,7 +184,7 @@ def _warn(
 
 def _fail(message: str, code: int) -> int:
     try:
-        print(f"dsedge: {terminal.visible(' '.join(message.split()))}", file=sys.stderr, flush=True)
+        terminal.note(f"dsedge: {' '.join(message.split())}")
     except OSError:  # there is nobody left to tell; the exit code says it
         _settle(sys.stderr)
     return code

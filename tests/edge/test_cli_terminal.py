@@ -307,6 +307,14 @@ def test_words_are_not_broken_at_the_end_of_a_line(slow: str, environment: dict[
     assert set(" ".join(lines[:-2]).split()) <= set(SLOW.split())
 
 
+def test_words_of_an_error_are_not_broken_either(environment: dict[str, str]) -> None:
+    child = spawn(["run", "nowhere.dsedge", "hi"], environment, columns=40)
+    assert code(child) == 2
+    lines = child.before.replace("\r", "").strip().split("\n")
+    assert len(lines) > 1
+    assert " ".join(lines).startswith("dsedge: nowhere.dsedge: no bundle there; `dsedge export SOURCE -o")
+
+
 def test_u2_a_single_answer_stopped_by_ctrl_c_is_exit_130(slow: str, environment: dict[str, str]) -> None:
     child = spawn(["run", slow, "hi", "--runtime", "scripted"], environment)
     child.expect_exact("one two")
