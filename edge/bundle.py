@@ -72,7 +72,8 @@ class FileInfo:
 class Manifest:
     """What manifest.json says. `schemes` is the payload's scheme by canonical weight name, float32 where absent.
 
-    `sampling` has the fields of `edge.options.Sampling` that the model's authors recommend.
+    `sampling` has the fields of `edge.options.Sampling` that the model's authors recommend. `precision` is what a
+    runtime does more precisely than by itself, by the runtime's name: role of a weight, or "kv" → precision.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Manifest:
     toolchain: Mapping[str, str]
     minimum_os: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    precision: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     artefacts: Mapping[str, Artefact] = field(default_factory=dict)
     origin: Origin | None = None
     quality: QualityReport = field(default_factory=QualityReport)
@@ -167,6 +169,7 @@ def _typed(manifest: Manifest) -> Manifest:
         Sampling(**manifest.sampling)
     except OptionError as error:
         raise ValueError(f"sampling: {error}") from error
+    _check_precision(manifest.precision)
     for item in manifest.graphs.values():
         _check_texts("precision", item.precision)
         if not all(isinstance(text, str) for text in (item.file, item.kind, *item.inputs, *item.outputs)):
@@ -184,6 +187,13 @@ def _typed(manifest: Manifest) -> Manifest:
         if type(file.size) is not int or file.size < 0 or not isinstance(file.sha256, str):
             raise ValueError("a file's size or sha256 is no such thing")
     return manifest
+
+
+def _check_precision(precision: Any) -> None:
+    if not isinstance(precision, dict):
+        raise ValueError("precision must be a table")
+    for name, wanted in precision.items():
+        _check_texts(f"precision of {name}", wanted)
 
 
 def _check_texts(name: str, table: Mapping[Any, str]) -> None:

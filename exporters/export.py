@@ -20,7 +20,7 @@ from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
 from edge.tokenizer import Tokenizer
-from exporters import parity, quality, targets
+from exporters import native_precision, parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.checkpoint import Checkpoint, TokenizerFiles
@@ -76,7 +76,9 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             emitted = _emit(found, draft, reference, report)
             graph_table: dict[str, GraphInfo] = {name: info for item in emitted for name, info in item.graphs.items()}
             artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
-            manifest = replace(draft.manifest, graphs=graph_table, artefacts={"payload": parity.PAYLOAD, **artefacts})
+            precision = native_precision.choose(draft, reference, found.recipe.activation_kl)
+            artefacts = {"payload": parity.PAYLOAD, **artefacts}
+            manifest = replace(draft.manifest, graphs=graph_table, artefacts=artefacts, precision=precision)
             report("compare", 0.0)
             made = Bundle(folder.path, manifest)
             compared = None if reference is None else reference.report(made)

@@ -15,24 +15,27 @@ from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select
 from edge.payload import Scheme
 from runtimes.native.buffers import allocate
 from runtimes.native.passes import PASSES, Passes
+from runtimes.native.precision import DEFAULT
 from runtimes.native.program import Instruction, Matrix, Program, Steps, Value, Vector
 
 # The crest factor of a block of 32 activations (its largest over its RMS) from which on 16 bits are kept instead of 8.
-# Few blocks are, and they hold most of what rounding to 8 bits loses. 0: all blocks; in the head that costs little.
+# Few blocks are, and they hold most of what rounding to 8 bits loses. 0: all blocks.
 CREST, ALL = 4.5, 0.0
+_CRESTS = {"int8": CREST, "int16": ALL}
 
 
 def build(
     graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str], *, exact: bool,
-    passes: Passes = PASSES,
+    precision: Mapping[str, str] = DEFAULT, passes: Passes = PASSES,
 ) -> Program:  # fmt: skip
     """The program of a graph. `dtypes` are "float16" or "float32" for weights whose scheme is None.
 
-    `exact` keeps all activations in float32. Raises UnsupportedError for an op that the engine does not know.
+    `precision` is how linears take their input, by the role of their weight: see precision.py; roles that it lacks take
+    int8. `exact` keeps all activations in float32. Raises UnsupportedError for an op that the engine does not know.
     """
     for on_graph in passes.graph:
         graph = on_graph(graph)
-    steps = _Translation(graph, schemes, dtypes, exact).run()
+    steps = _Translation(graph, schemes, dtypes, {} if exact else precision, "float" if exact else "int8").run()
     for on_steps in passes.steps:
         steps = on_steps(steps)
     return allocate(steps)
@@ -40,29 +43,26 @@ def build(
 
 class _Translation:
     def __init__(
-        self, graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str], exact: bool
-    ) -> None:
+        self, graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str],
+        precision: Mapping[str, str], otherwise: str,
+    ) -> None:  # fmt: skip
         self.graph = graph
         self.schemes = schemes
         self.dtypes = dtypes
-        self.exact = exact
+        self.precision = precision
+        self.otherwise = otherwise
         self.steps: list[Instruction] = []
         self.values = {name: Value(width) for name, width in graph.widths.items()}
         self.crests: dict[str, float] = {}  # of the values that linears read as codes
         for op in graph.ops:
-            if isinstance(op.attrs, Linear) and self._reads_codes(op.attrs.weight):
-                crest = ALL if op.attrs.weight is self._head else CREST
+            if isinstance(op.attrs, Linear) and self._input(op.attrs.weight) != "float":
+                crest = _CRESTS[self._input(op.attrs.weight)]
                 (source,) = op.inputs
                 self.crests[source] = min(crest, self.crests.get(source, crest))
 
-    @property
-    def _head(self) -> Weight:
-        """The weight of the last linear, whose results are the logits; a tied one has the role of an embedding."""
-        head: Weight = [op.attrs.weight for op in self.graph.ops if isinstance(op.attrs, Linear)][-1]
-        return head
-
-    def _reads_codes(self, weight: Weight) -> bool:
-        return not self.exact and self.schemes[weight.name] is not None
+    def _input(self, weight: Weight) -> str:
+        """How the linear of a weight takes its input; weights that are floats themselves are multiplied by floats."""
+        return "float" if self.schemes[weight.name] is None else self.precision.get(weight.role, self.otherwise)
 
     def run(self) -> Steps:
         for op in self.graph.ops:
@@ -87,7 +87,7 @@ class _Translation:
 
     def _linear(self, op: Op[Linear]) -> None:
         (source,) = op.inputs
-        if self._reads_codes(op.attrs.weight):
+        if self._input(op.attrs.weight) != "float":
             source = self._codes_of(source)
         bias = Vector(op.attrs.bias.name) if op.attrs.bias else None
         self._emit("linear", input=source, residual=None, outputs=(op.output,), matrix=self._matrix(op.attrs.weight),

@@ -18,6 +18,7 @@ from edge.kv import KvLayout
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
+from runtimes.native import precision
 from runtimes.native.builder import build
 from runtimes.native.kv_dtypes import kv_dtypes
 from runtimes.native.loading import load
@@ -46,7 +47,8 @@ class NativeRuntime:
         self._process = os.getpid()
         self._angles = rope.AngleBlocks(self.spec.ropes, context=layout.context)
         weights = bundle.weights
-        self._program = build(bundle.graph, weights.schemes, weights.formats, exact=options.exact)
+        asked = precision.read(bundle.manifest.precision)
+        self._program = build(bundle.graph, weights.schemes, weights.formats, exact=options.exact, precision=asked)
         threads = options.threads or physical_cores()
         self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels, threads)
         self.kv_bytes = self._engine.kv_bytes
@@ -165,6 +167,8 @@ def _make_engine(
 
     vectors = [bundle.weights.read(vector.name) + np.float32(vector.offset) for vector in program.vectors]
     wanted = wanted_kv(options)
+    if options.kv_dtype == "auto" and not options.exact:
+        wanted = precision.read(bundle.manifest.precision).get(precision.KV, wanted)
     try:
         return _native.Engine({**program.tables(), **_kv_tables(bundle, layout, wanted)}, vectors, kernels, threads)
     except ValueError as error:
