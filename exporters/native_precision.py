@@ -6,6 +6,7 @@ keys and values are float32, then everything is; the first step within the limit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import get_args
@@ -31,14 +32,17 @@ STEPS = _steps()
 
 
 def choose(draft: Bundle, reference: Parity | None, limit: float | None) -> Mapping[str, Mapping[str, str]]:
-    """The manifest's `precision`: empty without a limit, a reference or the engine, and for step 0."""
-    if limit is None or reference is None or not support("native").devices:
+    """The manifest's `precision`: empty without a reference or the engine, and for step 0.
+
+    Without a limit, the first step whose logits are finite will do.
+    """
+    if reference is None or not support("native").devices:
         return {}
     for step in STEPS:
         found: dict[str, dict[str, str]] = {"native": step} if step else {}
         made = replace(draft, manifest=replace(draft.manifest, precision=found))
         try:
-            if reference.used(made, "native").mean_kl <= limit:
+            if reference.used(made, "native").mean_kl <= (math.inf if limit is None else limit):
                 break
         except NumericsError:  # keys or values beyond float16, which a later step keeps in float32
             continue

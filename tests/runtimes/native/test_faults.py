@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,9 @@ def test_o3_what_float16_cannot_hold_is_an_error_and_not_token_0(
 ) -> None:
     """Keys or values of more than 65,504: the native engine's float16 cache overflows, and says so."""
     monkeypatch.setenv(native.VARIABLE, kernels)
-    _, bundle = extremes.export(tmp_path, {end: 3_000_000.0})
+    _, made = extremes.export(tmp_path, {end: 3_000_000.0})
+    ids = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
+    assert made.manifest.precision["native"]["kv"] == "float32"  # which the export found out
+    assert np.isfinite(extremes.run(made, "native", ids, exact=False)).all()
     with pytest.raises(NumericsError, match="not finite"):
-        extremes.run(bundle, "native", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15], exact=False)
+        extremes.run(Bundle(made.path, replace(made.manifest, precision={})), "native", ids, exact=False)
