@@ -84,9 +84,9 @@ def test_n12_the_prompt_and_what_comes_on_stdin_are_both_sent(
     invoke: Invoke, bundle: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], stdin: str, sent: str
 ) -> None:
     seen: list[Any] = []
-    encode = Pipeline.encode
+    encode = Pipeline._encode
     monkeypatch.setattr(
-        Pipeline, "encode", lambda self, prompt, *a, **k: seen.append(prompt) or encode(self, prompt, *a, **k)
+        Pipeline, "_encode", lambda self, prompt, *a, **k: seen.append(prompt) or encode(self, prompt, *a, **k)
     )
     assert invoke(*run(bundle, *words), stdin=stdin).code == 0
     assert seen == [sent if "--raw" in words else [{"role": "user", "content": sent}]]

@@ -85,7 +85,7 @@ def test_n39_a_warning_of_a_library_is_one_line(
         warnings.warn("overflow\nencountered", RuntimeWarning, stacklevel=1)
         return [1]
 
-    monkeypatch.setattr(Pipeline, "encode", warn)
+    monkeypatch.setattr(Pipeline, "_encode", warn)
     bundle = write_bundle(tmp_path / "demo.dsedge", ["yes"]).path
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -150,7 +150,7 @@ def test_n39_the_first_ctrl_c_stops_a_template(monkeypatch: pytest.MonkeyPatch, 
         ended.append("not interrupted")
         return [1]
 
-    monkeypatch.setattr(Pipeline, "encode", render)
+    monkeypatch.setattr(Pipeline, "_encode", render)
     bundle = write_bundle(tmp_path / "demo.dsedge", ["yes"]).path
     assert main(["run", str(bundle), "hi", "--runtime", "scripted"]) == 130
     assert ended == []
