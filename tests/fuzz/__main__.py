@@ -19,7 +19,7 @@ from typing import Any
 from tests.fuzz.limits import bounded_memory
 
 MEMORY = 1 << 30
-NAMES = ("gguf", "safetensors", "config", "metadata", "tokenizer", "manifest", "template", "answer")
+NAMES = ("gguf", "safetensors", "config", "metadata", "tokenizer", "manifest", "template", "answer", "program")
 _BYTES = b"\1"  # the input is what follows; after any other first byte, choices among hostile variants of the seeds
 
 

@@ -14,7 +14,11 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from edge import payload
+from edge.graph import build as build_graph
+from runtimes.native.builder import build as build_program
 from runtimes.scripted import write_bundle
+from tests.specs import small_spec
 
 CHATS = Path(__file__).parents[1] / "edge" / "chats"
 CONFIG: Mapping[str, Any] = {
@@ -245,3 +249,23 @@ def answers(folder: Path) -> list[bytes]:
         f"{call}; {call} <|python_tag|>f.call(a=1)",
     ]
     return [json.dumps({"text": text}).encode() for text in texts]
+
+
+def programs(folder: Path) -> list[bytes]:
+    """The tables of two programs of the native engine; the vectors that they name are `VECTORS`."""
+    found = []
+    for exact in (False, True):
+        program = build_program(GRAPH, dict.fromkeys(GRAPH_WEIGHTS, payload.parse_scheme("int4-g32-sym")),
+                                dict.fromkeys(GRAPH_WEIGHTS, "float32"), exact=exact)  # fmt: skip
+        layer = {"ring": 0, "kv_heads": 1, "key_dim": 4, "value_dim": 4, "format": "int8"}
+        tables = {
+            **program.tables(), "ropes": [{"pairs": 2}], "rings": [{"slots": 24, "window": 9, "sinks": 2}],
+            "layers": [layer], "cache": {"sequences": 2, "chunk": 4},
+        }  # fmt: skip
+        found.append(json.dumps(tables).encode())
+    return found
+
+
+GRAPH = build_graph(small_spec(attention={"qk_norm": "head"}))
+GRAPH_WEIGHTS = [weight.name for weight in GRAPH.weights]
+VECTORS = (8, 4, 4, 8, 8)  # norms: before attention, of queries and of keys, before the MLP, the last

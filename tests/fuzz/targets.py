@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -217,6 +218,26 @@ def _answer(data: bytes, folder: Path) -> None:
         assert found[0] == found[1]
 
 
+def _program(data: bytes, folder: Path) -> None:
+    """A native engine of a program's tables, and two tokens through it. Where it was not built nothing reads them."""
+    tables = _document(data)
+    if importlib.util.find_spec("runtimes.native._native") is None:
+        return
+    from runtimes.native import _native
+
+    vectors = [np.ones(size, np.float32) for size in seeds.VECTORS]
+    try:
+        json.dumps(tables, ensure_ascii=False).encode()  # texts cross as UTF-8: a lone surrogate is not for the engine
+        engine = _native.Engine(tables, vectors, "portable", 1)
+        angles = [(np.ones((2, rope["pairs"]), np.float32),) * 2 for rope in tables["ropes"]]
+        held = [[np.arange(3)] * len(tables["rings"])]
+        logits = np.empty((2, tables["buffers"][0]["width"]), np.float32)
+        tokens, wanted = np.array([1, 5], np.int32), np.arange(2)
+        engine.forward(tokens, np.array([[0, 2, 3]]), held, angles, wanted, logits)
+    except (ValueError, MemoryError) as error:
+        raise CheckpointError(f"the native engine: {error}") from error
+
+
 TARGETS = {
     "gguf": Target(_gguf, seeds.gguf_files),
     "safetensors": Target(_safetensors, seeds.folders),
@@ -226,4 +247,5 @@ TARGETS = {
     "manifest": Target(_manifest, seeds.manifests),
     "template": Target(_template, seeds.templates),
     "answer": Target(_answer, seeds.answers),
+    "program": Target(_program, seeds.programs),
 }
