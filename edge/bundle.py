@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from edge import bundle_files, graph, seal, texts
 from edge.contents import Artefact, Origin
 from edge.decoder import DecoderSpec
-from edge.errors import BundleError, NotFoundError, OptionError
+from edge.errors import BundleError, NotFoundError, OptionError, found_in
 from edge.options import Sampling
 from edge.quality import QualityReport
 from edge.sums import SumCache
@@ -105,7 +105,8 @@ class Manifest:
         newer = _check_format(data.get("format") if isinstance(data, dict) else None)
         try:
             values = {key: value for key, value in data.items() if key not in ("format", seal.KEY)}
-            values["spec"] = DecoderSpec.from_json(values["spec"])
+            with found_in(BundleError):
+                values["spec"] = DecoderSpec.from_json(values["spec"])
             info = values["tokenizer"]
             found = {token: tuple(places) for token, places in info.get("eos_found", {}).items()}
             info = {**info, "eos": tuple(info["eos"]), "eos_found": found}
@@ -214,7 +215,8 @@ class Bundle:
 
     @cached_property
     def graph(self) -> graph.Graph:
-        return graph.build(self.spec)
+        with found_in(BundleError, self.path):
+            return graph.build(self.spec)
 
     @cached_property
     def weights(self) -> Weights:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from edge.errors import BundleError
+from edge.errors import FormatError
 from edge.layers import KvSpec, LayerSpec
 from edge.records import check_real, check_sizes, check_softcap, is_real, read_record
 
@@ -69,22 +69,22 @@ class DecoderSpec:
     layer_groups: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Raise BundleError for sizes that contradict each other: a spec may come from a hostile manifest."""
+        """Raise FormatError for sizes that contradict each other: a spec may come from a hostile manifest."""
         check_sizes(self, "vocab_size", "hidden_size", "context")
         if not 0 < len(self.layers) <= LAYERS:
-            raise BundleError(f"decoder spec: {len(self.layers)} layers; 1 to {LAYERS} are allowed")
+            raise FormatError(f"decoder spec: {len(self.layers)} layers; 1 to {LAYERS} are allowed")
         if not 0 < self.norm_eps < 1:
-            raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
+            raise FormatError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
         for rope in self.ropes:
             _check_rope(rope)
         for attention in dict.fromkeys(layer.attention for layer in self.layers):
             if attention.rope is None:
                 continue
             if not 0 <= attention.rope < len(self.ropes):
-                raise BundleError(f"decoder spec: a layer names rope {attention.rope} of {len(self.ropes)}")
+                raise FormatError(f"decoder spec: a layer names rope {attention.rope} of {len(self.ropes)}")
             dim = self.ropes[attention.rope].dim
             if dim > attention.rotated_dim:
-                raise BundleError(
+                raise FormatError(
                     f"decoder spec: rope over {dim} of {attention.rotated_dim} dimensions is not possible"
                 )
         check_real(self, "norm_offset", "embedding_scale")
@@ -101,7 +101,7 @@ class DecoderSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DecoderSpec:
-        """The inverse of `to_json`. Raises BundleError for a missing, unknown or ill-typed field."""
+        """The inverse of `to_json`. Raises FormatError for a missing, unknown or ill-typed field."""
         try:
             values = dict(data)
             values["layers"] = tuple(LayerSpec.from_json(item) for item in values["layers"])
@@ -109,34 +109,34 @@ class DecoderSpec:
             spec: DecoderSpec = read_record(cls, values)
             return spec
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise BundleError(f"decoder spec: {type(error).__name__}: {error}") from error
+            raise FormatError(f"decoder spec: {type(error).__name__}: {error}") from error
 
 
 def _check_rope(rope: RopeSpec) -> None:
     if rope.kind not in get_args(RopeKind):
-        raise BundleError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
+        raise FormatError(f"decoder spec: rope kind {rope.kind!r}; known: {', '.join(get_args(RopeKind))}")
     if rope.dim % 2 or not 0 < rope.dim < 2**31:
-        raise BundleError(f"decoder spec: rope over {rope.dim} dimensions is not possible; they are rotated in pairs")
+        raise FormatError(f"decoder spec: rope over {rope.dim} dimensions is not possible; they are rotated in pairs")
     for name in ("theta", "factor", "attention_factor"):
         value = getattr(rope, name)
         if not (is_real(value) and value > 0):
-            raise BundleError(f"decoder spec: rope {name} is {value}; it must be a positive number")
+            raise FormatError(f"decoder spec: rope {name} is {value}; it must be a positive number")
     if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not 0 < rope.original_context < 2**31:
-        raise BundleError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
+        raise FormatError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
     low, high = rope.low_freq_factor, rope.high_freq_factor
     if rope.kind in ("yarn", "llama3") and not 1e-6 < low < high < 1e6:
-        raise BundleError(f"decoder spec: rope kind {rope.kind} with frequency factors {low} and {high}")
+        raise FormatError(f"decoder spec: rope kind {rope.kind} with frequency factors {low} and {high}")
     if rope.kind == "yarn" and rope.theta <= 1:
-        raise BundleError(f"decoder spec: rope kind yarn with a theta of {rope.theta}; it must be above 1")
+        raise FormatError(f"decoder spec: rope kind yarn with a theta of {rope.theta}; it must be above 1")
     if rope.kind == "dynamic" and (rope.dim < 4 or rope.factor > 1e9):
-        raise BundleError(f"decoder spec: rope kind dynamic over {rope.dim} dimensions with a factor of {rope.factor}")
+        raise FormatError(f"decoder spec: rope kind dynamic over {rope.dim} dimensions with a factor of {rope.factor}")
     for factors in (rope.short_factors, rope.long_factors):
         if len(factors) != (rope.dim // 2 if rope.kind == "longrope" else 0):
-            raise BundleError(
+            raise FormatError(
                 f"decoder spec: {len(factors)} factors for rope kind {rope.kind} of {rope.dim} dimensions"
             )
         if not all(is_real(factor) and factor > 0 for factor in factors):
-            raise BundleError("decoder spec: a factor of rope kind longrope is no positive number")
+            raise FormatError("decoder spec: a factor of rope kind longrope is no positive number")
 
 
 def _rope(data: Mapping[str, Any]) -> RopeSpec:
@@ -145,7 +145,7 @@ def _rope(data: Mapping[str, Any]) -> RopeSpec:
         factors = values.get(name, ())
         listed = isinstance(factors, list | tuple)
         if not listed or not all(type(item) in (int, float) and is_real(item) for item in factors):
-            raise BundleError(f"decoder spec: rope {name} is no list of numbers")
+            raise FormatError(f"decoder spec: rope {name} is no list of numbers")
         values[name] = tuple(float(item) for item in factors)
     rope: RopeSpec = read_record(RopeSpec, values)
     return rope

@@ -7,15 +7,22 @@ EdgeError                     a message for a person: what was found, what is al
 │   ├── PromptTooLongError    a prompt that the context cannot take (carries both numbers)
 │   ├── UnsupportedError      a known thing that dsedge or this backend does not do
 │   ├── DeviceError           a requested backend or device is not usable here
-│   ├── CheckpointError       a source model is missing a part, damaged or contradictory
-│   ├── BundleError           a bundle is incomplete, damaged, hostile or of another format
+│   ├── FormatError           a file or description that bundles and checkpoints share is damaged or contradictory
+│   │   ├── CheckpointError   a source model is missing a part, damaged or contradictory
+│   │   └── BundleError       a bundle is incomplete, damaged, hostile or of another format
 │   └── StorageError          the file system refused: no space, no permission
 └── InternalError             exit code 1, HTTP 500: ours to mend
     ├── NumericsError         logits are NaN or infinite
     └── ClosedError           a closed runtime or pipeline was used
+
+A spec, a safetensors header or a layout may come from a bundle or a checkpoint. Its reader does not know which, and
+raises FormatError; whoever opens the bundle or the checkpoint makes it their error with `found_in`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class EdgeError(Exception):
@@ -56,11 +63,15 @@ class DeviceError(UserError):
     pass
 
 
-class CheckpointError(UserError):
+class FormatError(UserError):
     pass
 
 
-class BundleError(UserError):
+class CheckpointError(FormatError):
+    pass
+
+
+class BundleError(FormatError):
     pass
 
 
@@ -78,3 +89,14 @@ class NumericsError(InternalError):
 
 class ClosedError(InternalError):
     pass
+
+
+@contextmanager
+def found_in(kind: type[FormatError], place: object = None) -> Iterator[None]:
+    """Raise FormatErrors of the block as errors of the kind `kind`, which name the place; those of that kind stay."""
+    try:
+        yield
+    except kind:
+        raise
+    except FormatError as error:
+        raise kind(str(error) if place is None else f"{place}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.branches import BRANCHES, Builder
 from edge.decoder import DecoderSpec
-from edge.errors import BundleError
+from edge.errors import FormatError
 from edge.ops import OPS, Add, Embed, Linear, Op, Select, Softcap, Weight
 
 TOKENS = "/tokens"
@@ -89,7 +89,7 @@ def _layer(builder: Builder, x: str, index: int) -> str:
 
 
 def verify(graph: Graph) -> None:
-    """Raise BundleError unless every value is defined once before its uses, used, and every width fits its op."""
+    """Raise FormatError unless every value is defined once before its uses, used, and every width fits its op."""
     widths = {TOKENS: 0}
     used: set[str] = set()
     weights: dict[str, Weight] = {}
@@ -98,27 +98,27 @@ def verify(graph: Graph) -> None:
         where = f"graph: {op.kind} {op.output}"
         kind = OPS.get(type(op.attrs))
         if kind is None:
-            raise BundleError(f"{where}: unknown op kind; known: {', '.join(known.kind for known in OPS)}")
+            raise FormatError(f"{where}: unknown op kind; known: {', '.join(known.kind for known in OPS)}")
         if len(op.inputs) != kind.arity:
-            raise BundleError(f"{where}: {len(op.inputs)} inputs where it takes {kind.arity}")
+            raise FormatError(f"{where}: {len(op.inputs)} inputs where it takes {kind.arity}")
         missing = [name for name in op.inputs if name not in widths]
         if missing or op.output in widths:
-            raise BundleError(f"{where}: {'undefined input ' + missing[0] if missing else 'defined twice'}")
+            raise FormatError(f"{where}: {'undefined input ' + missing[0] if missing else 'defined twice'}")
         used.update(op.inputs)
         for weight in op.weights:
             if weights.setdefault(weight.name, weight) != weight:
-                raise BundleError(f"{where}: weight {weight.name} is {weight} and {weights[weight.name]}")
+                raise FormatError(f"{where}: weight {weight.name} is {weight} and {weights[weight.name]}")
         width = kind.width(op.attrs, [widths[name] for name in op.inputs], graph.spec)
         if width != graph.widths.get(op.output):
-            raise BundleError(f"{where}: width {width} where {graph.widths.get(op.output)} is declared")
+            raise FormatError(f"{where}: width {width} where {graph.widths.get(op.output)} is declared")
         if width < 0:
-            raise BundleError(f"{where}: attributes that fit neither its inputs nor the spec: {op.attrs}")
+            raise FormatError(f"{where}: attributes that fit neither its inputs nor the spec: {op.attrs}")
         widths[op.output] = width
         if kind.attends:
             layer = kind.attends(op.attrs)
             if layer in layers:
-                raise BundleError(f"{where}: a second op keeps the tokens of layer {layer}")
+                raise FormatError(f"{where}: a second op keeps the tokens of layer {layer}")
             layers.add(layer)
     unused = widths.keys() - used - {LOGITS}
     if unused or widths.get(LOGITS) != graph.spec.vocab_size:
-        raise BundleError(f"graph: {min(unused) + ' is never used' if unused else 'no logits of the vocabulary'}")
+        raise FormatError(f"graph: {min(unused) + ' is never used' if unused else 'no logits of the vocabulary'}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from edge.errors import BundleError
+from edge.errors import FormatError
 from edge.records import check_choice, check_real, check_sizes, check_softcap, read_record
 
 QkNorm = Literal["none", "head", "full"]
@@ -59,9 +59,9 @@ class Gqa:
     def __post_init__(self) -> None:
         check_sizes(self, "heads", "kv_heads", "head_dim")
         if self.heads % self.kv_heads:
-            raise BundleError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
+            raise FormatError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if self.window is not None and not 0 < self.window < 2**31:
-            raise BundleError(f"decoder spec: a window of {self.window} is not possible")
+            raise FormatError(f"decoder spec: a window of {self.window} is not possible")
         check_real(self, "scale")
         check_softcap(self, "softcap")
         check_choice(self, "qk_norm", get_args(QkNorm))
@@ -103,7 +103,7 @@ class Mla:
             check_sizes(self, "query_rank")
         check_real(self, "scale")
         if not 0 < self.norm_eps < 1:
-            raise BundleError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
+            raise FormatError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
 
     @property
     def kv(self) -> KvSpec:
@@ -159,10 +159,10 @@ class Moe:
         check_choice(self, "score", get_args(Score))
         check_real(self, "scale")
         if not 0 <= self.shared_size < 2**31:
-            raise BundleError(f"decoder spec: shared_size is {self.shared_size}, which is not a size")
+            raise FormatError(f"decoder spec: shared_size is {self.shared_size}, which is not a size")
         each, left = divmod(self.experts, self.groups)
         if left or self.top_groups > self.groups or self.group_best > each or self.top_k > each * self.top_groups:
-            raise BundleError(
+            raise FormatError(
                 f"decoder spec: {self.top_k} of {self.experts} experts cannot be chosen from {self.top_groups} of "
                 f"{self.groups} groups by their {self.group_best} best"
             )
@@ -193,14 +193,14 @@ class LayerSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LayerSpec:
-        """The inverse of `to_json`. Raises BundleError, or KeyError, TypeError or AttributeError for other shapes."""
+        """The inverse of `to_json`. Raises FormatError, or KeyError, TypeError or AttributeError for other shapes."""
         if set(data) != set(_PARTS):
-            raise BundleError(f"decoder spec: a layer of {', '.join(sorted(data))}; it has an attention and an mlp")
+            raise FormatError(f"decoder spec: a layer of {', '.join(sorted(data))}; it has an attention and an mlp")
         parts = {}
         for name, kinds in _PARTS.items():
             values = dict(data[name])
             kind = values.pop("kind")
             if kind not in kinds:
-                raise BundleError(f"decoder spec: {name} of kind {kind!r}; known: {', '.join(kinds)}")
+                raise FormatError(f"decoder spec: {name} of kind {kind!r}; known: {', '.join(kinds)}")
             parts[name] = read_record(kinds[kind], values)
         return cls(**parts)

@@ -37,7 +37,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import OptionError
+from edge.errors import FormatError
 
 Array = npt.NDArray[Any]
 Kind = Literal["sym", "zp", "affine"]
@@ -90,12 +90,12 @@ class Scheme:
 def parse_scheme(name: str) -> Scheme | None:
     """The scheme of that name; None for float16 and float32, which are stored as they are.
 
-    Raises OptionError for a name that is not one of `SCHEMES`.
+    Raises FormatError for a name that is not one of `SCHEMES`.
     """
     if name in ("float16", "float32"):
         return None
     if not _NAME.fullmatch(name):
-        raise OptionError(f"unknown scheme {name!r}; known are {', '.join(SCHEMES)}")
+        raise FormatError(f"unknown scheme {name!r}; known are {', '.join(SCHEMES)}")
     bits, group, kind = name.removeprefix("int").replace("g", "").split("-")
     return Scheme(int(bits), int(group), cast(Kind, kind))
 
@@ -120,14 +120,14 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """The inverse of `str`. Raises OptionError for what is neither a scheme's name nor a list of runs."""
+        """The inverse of `str`. Raises FormatError for what is neither a scheme's name nor a list of runs."""
         axis, _, listed = text.partition(" ")
         if not listed:
             parse_scheme(text)
             return cls(((0, text),))
         found = [_RUN.fullmatch(item) for item in listed.split(", ")]
         if axis not in ("rows", "columns") or len(found) < 2 or None in found:
-            raise OptionError(f"{text!r} is no layout; it is a scheme's name, or such as: rows 64 float16, 64 float32")
+            raise FormatError(f"{text!r} is no layout; it is a scheme's name, or such as: rows 64 float16, 64 float32")
         runs = tuple((int(item[1]), item[2]) for item in found if item)
         for _, scheme in runs:
             parse_scheme(scheme)
@@ -139,12 +139,12 @@ class Layout:
         return f"{self.axis} {', '.join(f'{count} {scheme}' for count, scheme in self.runs)}"
 
     def split(self, name: str, shape: tuple[int, ...]) -> tuple[Run, ...]:
-        """The runs of a weight. Raises OptionError where they do not fit its shape."""
+        """The runs of a weight. Raises FormatError where they do not fit its shape."""
         if len(self.runs) == 1:
             return (Run(name, 0, shape[0], shape, self.runs[0][1]),)
         along = 0 if self.axis == "rows" else 1
         if len(shape) != 2 or sum(count for count, _ in self.runs) != shape[along]:
-            raise OptionError(f"{name} is {list(shape)}; it cannot be cut into {self}")
+            raise FormatError(f"{name} is {list(shape)}; it cannot be cut into {self}")
         runs, start = [], 0
         for index, (count, scheme) in enumerate(self.runs):
             size = (count, shape[1]) if along == 0 else (shape[0], count)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edge import texts
-from edge.errors import CheckpointError
+from edge.errors import FormatError
 
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -40,7 +40,7 @@ class TensorInfo:
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file by name, in file order, `__metadata__` left out.
 
-    Raises CheckpointError for anything but a complete, well-formed file.
+    Raises FormatError for anything but a complete, well-formed file.
     """
     try:
         with open(path, "rb") as file:
@@ -48,14 +48,14 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
-                raise CheckpointError(f"{path}: not a safetensors file: a header of {length} bytes in {size}")
+                raise FormatError(f"{path}: not a safetensors file: a header of {length} bytes in {size}")
             header = texts.parse_json(file.read(length), unique=True)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+        raise FormatError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
+        raise FormatError(f"{path}: not a safetensors file: its header is no JSON ({error})") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON object")
+        raise FormatError(f"{path}: not a safetensors file: its header is no JSON object")
     header.pop("__metadata__", None)
     base = 8 + length
     tensors = {name: _entry(path, name, entry, base) for name, entry in header.items()}
@@ -75,7 +75,7 @@ def _entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
         if DTYPE_BYTES[dtype] * math.prod(shape) != stop - start:
             raise ValueError(f"{stop - start} bytes for {dtype} {shape}")
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: tensor {name!r} is described wrongly: {error}") from error
+        raise FormatError(f"{path}: tensor {name!r} is described wrongly: {error}") from error
     return TensorInfo(dtype, tuple(shape), base + start, base + stop)
 
 
@@ -83,12 +83,12 @@ def _check_cover(path: Path, tensors: Mapping[str, TensorInfo], base: int, size:
     position = base
     for name, info in tensors.items():
         if info.stop > size:
-            raise CheckpointError(f"{path}: truncated: tensor {name!r} ends at byte {info.stop}, the file at {size}")
+            raise FormatError(f"{path}: truncated: tensor {name!r} ends at byte {info.stop}, the file at {size}")
         if info.start != position:
-            raise CheckpointError(f"{path}: tensor {name!r} starts at byte {info.start} where {position} is next")
+            raise FormatError(f"{path}: tensor {name!r} starts at byte {info.start} where {position} is next")
         position = info.stop
     if position != size:
-        raise CheckpointError(f"{path}: {size - position} bytes follow the last tensor")
+        raise FormatError(f"{path}: {size - position} bytes follow the last tensor")
 
 
 def plan_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[bytes, dict[str, TensorInfo]]:

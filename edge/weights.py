@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge import payload
-from edge.errors import BundleError, CheckpointError, OptionError
+from edge.errors import BundleError, FormatError, found_in
 from edge.ops import Weight
 from edge.safetensors import TensorInfo, read_header
 
@@ -39,12 +39,10 @@ class Weights:
         self.formats: dict[str, str] = {}
         self.runs: dict[str, tuple[payload.Run, ...]] = {}
         self.axes: dict[str, payload.Axis] = {}
-        try:
+        with found_in(BundleError):
             self._tensors = read_header(path)
             for weight in weights:
                 self._add(weight, schemes.get(weight.name, "float32"))
-        except (CheckpointError, OptionError) as error:
-            raise BundleError(str(error)) from error
 
     def _add(self, weight: Weight, told: str) -> None:
         layout = payload.Layout.parse(told)
@@ -148,14 +146,14 @@ class Weights:
 
 
 def describe(weight: Weight, layout: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    """The payload tensors of a weight under a layout: (name, safetensors dtype, shape). Raises OptionError."""
+    """The payload tensors of a weight under a layout: (name, safetensors dtype, shape). Raises FormatError."""
     found: list[tuple[str, str, tuple[int, ...]]] = []
     for run in payload.Layout.parse(layout).split(weight.name, weight.stored):
         scheme = payload.parse_scheme(run.scheme)
         if scheme is None:
             found.append((run.name, "F16" if run.scheme == "float16" else "F32", run.shape))
         elif len(run.shape) != 2:
-            raise OptionError(f"{run.name} is a vector; scheme {run.scheme} stores matrices")
+            raise FormatError(f"{run.name} is a vector; scheme {run.scheme} stores matrices")
         else:
             found += [(f"{run.name}.{part}", *entry) for part, entry in scheme.parts(*run.shape).items()]
     return found

@@ -15,7 +15,7 @@ from edge import graph as graphs
 from edge import texts
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
 from edge.chat import DEFAULT, ChatTemplates
-from edge.errors import BundleError, CheckpointError
+from edge.errors import CheckpointError, found_in
 from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
@@ -127,14 +127,12 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
 
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:
     """Raise CheckpointError for whatever would keep the bundle from being opened: it is known before hours of work."""
-    try:
+    with found_in(CheckpointError, checkpoint.path):
         Manifest.from_json(texts.parse_json(json.dumps(draft.to_json())))
         info = draft.tokenizer
         Tokenizer(files.tokenizer, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
         named = {} if files.chat_template is None else {DEFAULT: files.chat_template}
         ChatTemplates({**named, **files.chat_templates}, info.special)
-    except BundleError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 def _toolchain() -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from edge.decoder import DecoderSpec
-from edge.errors import CheckpointError, UnsupportedError
+from edge.errors import CheckpointError, UnsupportedError, found_in
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
 from exporters.architectures.spec import read_spec
@@ -77,7 +77,7 @@ def describe(checkpoint: Checkpoint) -> Model:
     """
     family = find_family(checkpoint)
     config = _config(checkpoint, family)
-    spec = read_spec(config, family.name, family.fields(config))
+    spec = decoder_spec(config, family)
     if checkpoint.kind == "gguf" and family.gguf_whole_norms:
         spec = replace(spec, norm_offset=0.0)
     tied = config.flag("tie_word_embeddings")
@@ -87,6 +87,12 @@ def describe(checkpoint: Checkpoint) -> Model:
     parts = ", ".join(prefix.rstrip(".") for prefix in prefixes)
     notes = (f"{left_out} tensors of other parts of the model ({parts}) are left out",) if left_out else ()
     return Model(spec, weights, notes)
+
+
+def decoder_spec(config: Config, family: Family) -> DecoderSpec:
+    """The spec that a config describes. Raises UnsupportedError, and CheckpointError, which names the config."""
+    with found_in(CheckpointError, config.path):
+        return read_spec(config, family.name, family.fields(config))
 
 
 def find_family(checkpoint: Checkpoint) -> Family:

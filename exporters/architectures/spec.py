@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.decoder import LAYERS, DecoderSpec
-from edge.errors import BundleError, CheckpointError, UnsupportedError
+from edge.errors import CheckpointError, UnsupportedError
 from edge.layers import Activation, Dense, Gqa, LayerSpec
 from exporters.architectures.config import Config
 from exporters.architectures.ropes import read_rope
@@ -23,8 +23,8 @@ ACTIVATIONS: dict[str, Activation] = {
 def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> DecoderSpec:
     """The spec that a config describes; `fields` are those of DecoderSpec that the family reads in its own way.
 
-    Raises CheckpointError for missing or contradictory sizes, UnsupportedError for rope kinds and activations that are
-    not known.
+    Raises CheckpointError for missing sizes, FormatError for contradictory ones, UnsupportedError for rope kinds and
+    activations that are not known.
     """
     values: dict[str, Any] = {
         "family": family,
@@ -38,10 +38,7 @@ def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> Decoder
         values["ropes"] = (read_rope(config, read_head_dim(config)),)
     if "layers" not in values:
         values["layers"] = repeat(config, read_layer(config))
-    try:
-        return DecoderSpec(**values)
-    except BundleError as error:
-        raise CheckpointError(f"{config.path}: {error}") from error
+    return DecoderSpec(**values)
 
 
 def read_layer(
@@ -49,12 +46,9 @@ def read_layer(
 ) -> LayerSpec:
     """A layer of grouped-query attention and a gated MLP; the mappings hold fields that the family reads otherwise.
 
-    Raises CheckpointError for missing or contradictory sizes.
+    Raises CheckpointError for missing sizes, FormatError for contradictory ones.
     """
-    try:
-        return LayerSpec(read_gqa(config, attention or {}), read_dense(config, mlp or {}))
-    except BundleError as error:
-        raise CheckpointError(f"{config.path}: {error}") from error
+    return LayerSpec(read_gqa(config, attention or {}), read_dense(config, mlp or {}))
 
 
 def read_gqa(config: Config, fields: Mapping[str, Any]) -> Gqa:
@@ -120,10 +114,7 @@ def windowed_layers(
     unknown = next((kind for kind in types if kind not in ("full_attention", "sliding_attention")), None)
     if unknown is not None:
         raise UnsupportedError(f"{config.path}: layers of type {unknown!r}; known: full_attention, sliding_attention")
-    try:
-        windowed = with_attention(layer, window=window)
-    except BundleError as error:
-        raise CheckpointError(f"{config.path}: {error}") from error
+    windowed = with_attention(layer, window=window)
     return tuple(windowed if kind == "sliding_attention" else layer for kind in types)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edge import texts
-from edge.errors import BundleError, CheckpointError
+from edge.errors import CheckpointError, found_in
 from edge.tokenizer import read_json
 from exporters.checkpoint import TokenizerFiles
 from exporters.checkpoint.added_tokens import add_turn_ends, check_spelling, keep_text
@@ -108,10 +108,8 @@ def _spelling(value: Any) -> str | None:
 
 def load_tokenizer(text: str, where: Path) -> Tokenizer:
     """Parse the text of a tokenizer.json. Raises CheckpointError if the tokenizers library refuses it."""
-    try:
+    with found_in(CheckpointError, where):
         return read_json(text)
-    except BundleError as error:
-        raise CheckpointError(f"{where}: {error}") from error
 
 
 def _text(path: Path) -> str:

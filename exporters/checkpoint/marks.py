@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.chat import ChatTemplate
-from edge.errors import BundleError, CheckpointError, EdgeError
+from edge.errors import CheckpointError, EdgeError, found_in
 from exporters.checkpoint.templates import DEFAULT
 
 _ANSWER = "Zwanzigtausend"  # words that no template writes or looks for
@@ -64,10 +64,8 @@ def render(where: str, templates: Mapping[str, str], special: Mapping[str, str])
     """Render every template. Raises CheckpointError for one that is not valid."""
     found = []
     for name, source in templates.items():
-        try:
+        with found_in(CheckpointError, f"{where}: chat template {name!r}"):
             template = ChatTemplate(source, special)
-        except BundleError as error:
-            raise CheckpointError(f"{where}: chat template {name!r}: {error}") from error
         found.append(Rendered(name, source, tuple(_conversations(template))))
     return tuple(found)
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge import texts
-from edge.errors import CheckpointError, EdgeError, NotFoundError, UnsupportedError
+from edge.errors import CheckpointError, EdgeError, NotFoundError, UnsupportedError, found_in
 from edge.safetensors import TensorInfo, read_header
 from exporters.checkpoint import SourceTensor, TokenizerFiles, quantized
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
@@ -100,7 +100,7 @@ def open_folder(folder: Path) -> SafetensorsCheckpoint:
     files = _weight_files(folder)
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder}: no config.json beside the weights; copy it there from the model's repository")
-    headers = tuple(read_header(file) for file in files)
+    headers = tuple(_header(file) for file in files)
     if (folder / INDEX).is_file():
         _check_index(folder, files, headers)
     return SafetensorsCheckpoint(folder, files, headers)
@@ -115,7 +115,12 @@ def open_file(path: Path) -> SafetensorsCheckpoint:
         raise CheckpointError(f"{path}: one shard of several; give the folder {folder} instead")
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{path}: no config.json beside it; copy it there from the model's repository")
-    return SafetensorsCheckpoint(folder, (path,), (read_header(path),))
+    return SafetensorsCheckpoint(folder, (path,), (_header(path),))
+
+
+def _header(path: Path) -> dict[str, TensorInfo]:
+    with found_in(CheckpointError):
+        return read_header(path)
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> str:

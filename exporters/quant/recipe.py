@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from edge import payload, texts
-from edge.errors import NotFoundError, OptionError
+from edge.errors import FormatError, NotFoundError, OptionError
 from edge.ops import Weight
 from edge.paths import expanded
 from edge.payload import Axis, Layout, Scheme
@@ -211,7 +211,7 @@ def _rule(path: Path, index: int, item: Any) -> Rule:
     try:
         payload.parse_scheme(str(item.get("scheme")))
         find(str(method))
-    except OptionError as error:
+    except (FormatError, OptionError) as error:
         raise OptionError(f"{where}: {error}") from error
     return Rule(tuple(patterns), str(item["scheme"]), carry, method, _read_heads(where, item.get("heads")))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from runtimes.native._native import Engine
 
 Float = npt.NDArray[np.float32]
-Result = TypeVar("Result")
 
 
 class NativeRuntime:
@@ -61,9 +61,12 @@ class NativeRuntime:
                 raise OptionError(
                     f"{len(segment.tokens)} tokens in one forward; this runtime was opened for {self.layout.chunk}"
                 )
-        return self._use(self._forward, segments, want)
+        if not segments or any(len(segment.plans) != len(self.layout.rings) for segment in segments):
+            raise InternalError("the native engine was called wrongly: segments with a view of each ring are needed")
+        with _enough_memory():
+            return self._forward(segments, want)
 
-    def _forward(self, engine: Engine, segments: Sequence[Segment], want: Want) -> list[Float]:
+    def _forward(self, segments: Sequence[Segment], want: Want) -> list[Float]:
         table, held, given = [], [], []
         for segment in segments:
             given.append(segment.tokens)
@@ -75,16 +78,21 @@ class NativeRuntime:
         # Hidden states, too, are of wanted rows alone.
         wanted = ends - 1 if want in ("none", "last") else np.arange(len(tokens))
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
-        engine.forward(tokens, rows, held, self._angles_of(segments), wanted, logits)
+        hidden = np.empty((len(tokens) if want == "hidden" else 0, self.spec.hidden_size), np.float32)
+        angles = self._angles_of(segments)
+
+        def run(engine: Engine) -> None:
+            engine.forward(tokens, rows, held, angles, wanted, logits)
+            if want == "hidden":
+                engine.read(self._program.hidden, hidden)
+
+        self._use(run)
         check_finite(logits, self.name)
         if want == "none":
             return [logits[:0]] * len(segments)
         if want == "last":
             return list(logits)
-        if want == "hidden":
-            logits = np.empty((len(tokens), self.spec.hidden_size), np.float32)
-            engine.read(self._program.hidden, logits)
-        return np.split(logits, ends[:-1])
+        return np.split(hidden if want == "hidden" else logits, ends[:-1])
 
     def _angles_of(self, segments: Sequence[Segment]) -> list[rope.Angles]:
         """cos and sin of every new row, for each rope."""
@@ -95,21 +103,37 @@ class NativeRuntime:
         return [rope.angles(kind, positions, context=self.layout.context) for kind in self.spec.ropes]
 
     def store(self, segment: Segment, count: int) -> None:
-        self._use(_store, segment, count)
+        # Rows that were written where they belong already need no call, which most steps of decoding save.
+        moved = [
+            (segment.sequence, ring, plan.indices[:count].tolist(), len(plan.held))
+            for ring, plan in enumerate(segment.plans)
+            if count and (plan.layout.sinks or not plan.follows)
+        ]
+
+        def store(engine: Engine) -> None:
+            for each in moved:
+                engine.store(*each)
+
+        self._use(store)
 
     def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        self._use(lambda engine: engine.copy_slots(source, target, list(filled)))
+        counts = list(filled)
+        self._use(lambda engine: engine.copy_slots(source, target, counts))
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        self._use(self._rotate_sinks, sequence, ring, shift)
-
-    def _rotate_sinks(self, engine: Engine, sequence: int, ring: int, shift: int) -> None:
+        turned: list[tuple[int, list[float], list[float]]] = []
         for index, (layer, group) in enumerate(zip(self.spec.layers, self.spec.layer_groups, strict=True)):
-            turned = layer.attention.rope
-            if group != ring or turned is None:
+            kind = layer.attention.rope
+            if group != ring or kind is None:
                 continue
-            cos, sin = rope.turns(self.spec.ropes[turned], np.array([shift], np.int64), context=self.layout.context)
-            engine.rotate_sinks(sequence, index, cos[0].tolist(), sin[0].tolist())
+            cos, sin = rope.turns(self.spec.ropes[kind], np.array([shift], np.int64), context=self.layout.context)
+            turned.append((index, cos[0].tolist(), sin[0].tolist()))
+
+        def rotate(engine: Engine) -> None:
+            for each in turned:
+                engine.rotate_sinks(sequence, *each)
+
+        self._use(rotate)
 
     def close(self) -> None:
         if os.getpid() != self._process:  # another thread may have held the lock when the process was copied
@@ -117,32 +141,33 @@ class NativeRuntime:
         with self._lock:
             self._engine = None
 
-    def _use(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """What `call` makes of the engine and the arguments, one call at a time.
+    def _use(self, call: Callable[[Engine], None]) -> None:
+        """Run `call` on the engine, one call at a time.
+
+        `call` holds calls of the engine and nothing else: a ValueError of any other code is not the engine's refusal.
 
         Raises ClosedError once it is closed and in a forked process, OptionError without memory, NumericsError for
         keys that cannot be kept, InternalError for what the engine refuses.
         """
         if os.getpid() != self._process:
             raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
-        with compiled, self._lock:
+        with compiled, self._lock, _enough_memory():
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
             try:
-                return call(self._engine, *arguments)
-            except MemoryError as error:
-                raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
+                call(self._engine)
             except OverflowError as error:
                 raise NumericsError(f"the native engine: {error}") from error
-            except (ValueError, TypeError, IndexError) as error:
+            except (ValueError, TypeError) as error:
                 raise InternalError(f"the native engine was called wrongly: {error}") from error
 
 
-def _store(engine: Engine, segment: Segment, count: int) -> None:
-    for ring, plan in enumerate(segment.plans):
-        # Rows that were written where they belong already need no call, which most steps of decoding save.
-        if count and (plan.layout.sinks or not plan.follows):
-            engine.store(segment.sequence, ring, plan.indices[:count].tolist(), len(plan.held))
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
 
 
 def _tokens(given: Sequence[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDArray[np.int32]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.decoder import DecoderSpec, RopeSpec
-from edge.errors import BundleError
+from edge.errors import FormatError
 from edge.layers import Dense, Gqa, KvSpec, LayerSpec, Mla, Moe
 
 LLAMA3 = RopeSpec(8, 5e5, "llama3", 8.0, 1.0, 4.0, 8192)
@@ -105,7 +105,7 @@ def test_layers_that_keep_tokens_alike_share_a_group_in_order_of_first_use() -> 
     ],
 )
 def test_impossible_parts_of_a_layer_are_refused(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(FormatError, match=words):
         make()
 
 
@@ -142,7 +142,7 @@ def test_impossible_parts_of_a_layer_are_refused(make: Callable[[], object], wor
     ],
 )
 def test_impossible_specs_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(FormatError, match=words):
         make_spec(**changes)
 
 
@@ -180,7 +180,7 @@ def test_ill_typed_json_is_refused(path: tuple[Any, ...], value: Any, words: str
     for key in path[:-1]:
         target = target[key]
     target[path[-1]] = value
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(FormatError, match=words):
         DecoderSpec.from_json(data)
 
 
@@ -188,7 +188,7 @@ def test_ill_typed_json_is_refused(path: tuple[Any, ...], value: Any, words: str
 def test_a_missing_field_is_named(name: str) -> None:
     data = as_json(make_spec())
     del data[name]
-    with pytest.raises(BundleError, match=name):
+    with pytest.raises(FormatError, match=name):
         DecoderSpec.from_json(data)
 
 
@@ -216,6 +216,6 @@ def test_any_value_in_any_place_is_a_spec_or_a_bundle_error(value: Any, place: i
         target[int(parts[-1]) if parts[-1].isdigit() else parts[-1]] = value
     try:
         spec = DecoderSpec.from_json(value if name == "whole" else data)
-    except BundleError:
+    except FormatError:
         return
     assert DecoderSpec.from_json(as_json(spec)) == spec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge.decoder import DecoderSpec, RopeSpec
-from edge.errors import BundleError
+from edge.errors import FormatError
 from edge.graph import LOGITS, Graph, build, verify
 from edge.layers import Dense, KvSpec, LayerSpec, Mla, Moe
 from edge.ops import (
@@ -185,7 +185,7 @@ def test_a_layer_of_latent_attention_op_by_op() -> None:
 def test_verify_refuses_experts_and_latents_that_do_not_fit(output: str, changes: dict[str, Any]) -> None:
     moe = Moe(8, 2, 3, groups=4, top_groups=2, group_best=2)
     spec = make_spec(layers=(LayerSpec(Mla(3, None, 7, 4, 2, 5, 0.25), moe),), ropes=(RopeSpec(2, 1e4),))
-    with pytest.raises(BundleError, match="width -1"):
+    with pytest.raises(FormatError, match="width -1"):
         verify(broken(output, changes, build(spec)))
 
 
@@ -252,7 +252,7 @@ class Swiglu:
     ],
 )  # fmt: skip
 def test_verify_refuses(output: str, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(FormatError, match=words):
         verify(broken(output, changes))
 
 
@@ -260,5 +260,5 @@ def test_verify_wants_logits_of_the_whole_vocabulary() -> None:
     graph = build(make_spec())
     head = Linear(Weight("head", (10, 6), "head"))
     narrow = tuple(replace(op, attrs=head) if op.output == LOGITS else op for op in graph.ops)
-    with pytest.raises(BundleError, match="no logits of the vocabulary"):
+    with pytest.raises(FormatError, match="no logits of the vocabulary"):
         verify(replace(graph, ops=narrow, widths={**graph.widths, LOGITS: 10}))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.errors import OptionError
+from edge.errors import FormatError
 from edge.payload import SCHEMES, Scheme, dequantize, pack_nibbles, parse_scheme, unpack_nibbles
 
 NAMES = [*(f"int4-g{group}-{kind}" for group in (32, 64, 128) for kind in ("sym", "zp", "affine")), "int8-g32-sym"]
@@ -136,7 +136,7 @@ def test_every_name_is_its_own_and_the_listed_ones() -> None:
      "int4-g32-sym\n", "int4-g32-asym", "float64"],
 )  # fmt: skip
 def test_other_names_are_refused_with_what_is_known(name: str) -> None:
-    with pytest.raises(OptionError, match="known are int4-g"):
+    with pytest.raises(FormatError, match="known are int4-g"):
         parse_scheme(name)
 
 

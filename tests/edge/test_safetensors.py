@@ -13,7 +13,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.errors import CheckpointError
+from edge.errors import FormatError
 from edge.safetensors import DTYPE_BYTES, plan_header, read_header
 
 
@@ -108,18 +108,18 @@ def test_file_order_and_metadata(tmp_path: Path) -> None:
     ],
 )
 def test_hostile_headers(header: Any, data: bytes, words: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(FormatError, match=words):
         read_header(write(tmp_path / "x.safetensors", header, data))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x05", b"\xff" * 8, struct.pack("<Q", 2**63), struct.pack("<Q", 9) + b"{}"])
 def test_no_safetensors_at_all(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(CheckpointError, match="not a safetensors file: a header of"):
+    with pytest.raises(FormatError, match="not a safetensors file: a header of"):
         read_header(tmp_path / "x")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(FormatError, match="cannot be read"):
         read_header(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(FormatError, match="cannot be read"):
         read_header(tmp_path)
 
 
@@ -129,5 +129,5 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError):
+        with pytest.raises(FormatError):
             read_header(path)

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from edge.bundle import open_bundle, read_manifest, unknown_keys, verify_bundle
 from edge.bundle_files import unlisted
 from edge.cli import main
-from edge.errors import BundleError, CheckpointError
+from edge.errors import BundleError, FormatError
 from edge.onnx_files import external_locations
 from edge.quality import ParityReport
 from edge.safetensors import read_header
@@ -140,7 +140,7 @@ def test_n21_a_tensor_that_is_described_twice(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     for header in (f'{{"a":{entry},"a":{entry}}}', f'{{"a":{twice}}}'):
         path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + b"\0")
-        with pytest.raises(CheckpointError, match=r"its header is no JSON \(the key '(a|dtype)' stands there twice"):
+        with pytest.raises(FormatError, match=r"its header is no JSON \(the key '(a|dtype)' stands there twice"):
             read_header(path)
 
 

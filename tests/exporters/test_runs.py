@@ -11,7 +11,7 @@ import torch
 
 import edge
 from edge.bundle import Bundle
-from edge.errors import BundleError, OptionError
+from edge.errors import BundleError, FormatError
 from edge.ops import Weight
 from edge.payload import Layout, Scheme
 from edge.weights import Weights
@@ -126,7 +126,7 @@ def test_a_layout_is_told_as_it_is_read(text: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_layout(text: str) -> None:
-    with pytest.raises(OptionError):
+    with pytest.raises(FormatError):
         Layout.parse(text)
 
 
@@ -147,7 +147,7 @@ def test_a_manifest_that_does_not_fit_the_payload_is_refused(layout: str, words:
 
 
 def test_a_vector_is_not_cut(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cannot be cut"):
+    with pytest.raises(FormatError, match="cannot be cut"):
         Layout.parse("rows 4 float32, 4 float32").split("norm", (8,))
 
 

@@ -27,10 +27,9 @@ from edge.rope import angles
 from edge.seal import seal
 from edge.sections import Splitter
 from edge.tokenizer import Tokenizer
-from exporters.architectures import HUGGING_FACE, describe
+from exporters.architectures import HUGGING_FACE, decoder_spec, describe
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
 from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
@@ -135,7 +134,7 @@ def _describe(config: Any) -> None:
         family: Family = importlib.import_module(f"exporters.architectures.{module}").FAMILY
         try:
             read = Config("config.json", config, family.defaults)
-            spec = read_spec(read, family.name, family.fields(read))
+            spec = decoder_spec(read, family)
             family.scales(read)
             for rope in spec.ropes:
                 with np.errstate(all="ignore"):

@@ -22,10 +22,9 @@ from edge.errors import CheckpointError, UnsupportedError
 from edge.kv import plan_layout
 from edge.payload import dequantize
 from edge.rope import inverse_frequencies
-from exporters.architectures import describe, gemma2, gemma3, smollm3
+from exporters.architectures import decoder_spec, describe, gemma2, gemma3, smollm3
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
 from tests.exporters import tiny
 from tests.exporters.architectures.editing import edit_config
@@ -36,7 +35,7 @@ Open = Callable[[Path], Checkpoint]
 
 def spec_of(family: Family, values: dict[str, Any], **defaults: Any) -> DecoderSpec:
     config = Config("config.json", values, {**family.defaults, **defaults})
-    return read_spec(config, family.name, family.fields(config))
+    return decoder_spec(config, family)
 
 
 def windows_of(config: Any) -> list[int | None]:

@@ -14,10 +14,9 @@ from transformers import Gemma3TextConfig, GraniteConfig, LlamaConfig
 
 from edge.errors import CheckpointError, EdgeError, UnsupportedError
 from edge.rope import inverse_frequencies
-from exporters.architectures import describe, gemma2, gemma3, granite, llama, mistral, phi3, smollm3
+from exporters.architectures import decoder_spec, describe, gemma2, gemma3, granite, llama, mistral, phi3, smollm3
 from exporters.architectures.config import Config
 from exporters.architectures.family import Family
-from exporters.architectures.spec import read_spec
 from exporters.checkpoint import Checkpoint
 from tests.exporters.tiny import tiny_gemma2, write_gguf
 from tests.fuzz.limits import bounded_memory
@@ -33,7 +32,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [
 
 def spec_of(family: Family, **values: Any) -> Any:
     config = Config("config.json", {**SIZES, **values}, family.defaults)
-    return read_spec(config, family.name, family.fields(config))
+    return decoder_spec(config, family)
 
 
 @pytest.mark.parametrize(("family", "values", "message"), [

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +49,10 @@ def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
     plan = fine.plans[0]
     larger = replace(plan.layout, slots=plan.layout.slots + 3)
     wrong = [
-        ([], "at least one array"),
+        ([], "segments with a view of each ring"),
         ([replace(fine, sequence=7)], "no such sequence"),
         ([fine, fine], "two segments of one sequence"),
-        ([replace(fine, plans=())], "index"),
+        ([replace(fine, plans=())], "a view of each ring"),
         ([replace(fine, tokens=fine.tokens[:2])], "angles of another shape"),
         ([replace(fine, plans=(plan, plan))], "a view of each ring"),
         ([replace(fine, plans=(replace(plan, held=np.array([4])),))], "not before the new ones"),
@@ -82,16 +82,19 @@ def test_results_never_go_to_a_copy(runtime: NativeRuntime) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 def test_a_signal_handler_may_close_within_a_call(runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
-    segment, inner = segment_of(runtime), runtime._forward
+    segment, use = segment_of(runtime), runtime._use
     before = runtime.forward([segment])[0]
 
-    def interrupted(*arguments: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        return inner(*arguments)
+    def interrupted(call: Callable[[Any], None]) -> None:
+        def run(engine: Any) -> None:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            call(engine)
+
+        use(run)
 
     old = signal.signal(signal.SIGUSR1, lambda *_: runtime.close())
     try:
-        monkeypatch.setattr(runtime, "_forward", interrupted)
+        monkeypatch.setattr(runtime, "_use", interrupted)
         assert np.array_equal(runtime.forward([segment])[0], before)  # what was closed under way still ends
     finally:
         signal.signal(signal.SIGUSR1, old)
