@@ -141,8 +141,8 @@ def find(name: str, extra: Path | None = None) -> Model:
     catalog = load_catalog(extra)
     found = catalog.models.get(canonical(name, (), catalog))
     if found is None:
-        near = suggestion(name, (), catalog) or "; `dsedge list` shows those that it has"
-        raise NotFoundError(f"the catalogue has no model {name!r}{near}")
+        near = suggestion(name, (), catalog)
+        raise NotFoundError(f"the catalogue has no model {name!r}; it has {', '.join(sorted(catalog.models))}{near}")
     return found
 
 

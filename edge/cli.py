@@ -152,19 +152,13 @@ def _report(error: Exception, *, debug: bool) -> int:
     if isinstance(error, EdgeError):
         return _fail(str(error), error.exit_code)
     if isinstance(error, typer.TyperException):
-        return _fail(f"{error.format_message()} (see {_asked(error)} --help)", error.exit_code)
+        return _fail(f"{error.format_message()} (see dsedge --help)", error.exit_code)
     if isinstance(error, OSError) and error.filename is not None:  # a file that no command expected trouble with
         return _fail(f"{error.filename}: {error.strerror}", 2)
     if isinstance(error, FileNotFoundError) and _folder_is_gone():
         return _fail("the current folder is not there any more; change to another one", 2)
     text = f"{type(error).__name__}: {error}"
     return _fail(f"unexpected {text}; this is a bug: --debug shows where it happened", 1)
-
-
-def _asked(error: typer.TyperException) -> str:
-    """The command whose help says what was wrong: `dsedge run`, or `dsedge` where no command was found."""
-    context = getattr(error, "ctx", None)
-    return context.command_path if context else "dsedge"
 
 
 def _folder_is_gone() -> bool:

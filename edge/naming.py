@@ -57,10 +57,9 @@ def repository_name(text: str) -> str:
 
 
 def suggestion(text: str, stored: Iterable[str], catalog: Catalog) -> str:
-    """ "; did you mean …?" with the models whose names begin with the text or else look like it, or nothing."""
-    known = {other.casefold(): model.name for model in catalog.models.values() for other in model.aliases}
-    known |= {name.casefold(): name for name in [*catalog.models, *stored]}
-    begun = [name for name in sorted(known) if text and name.startswith(text.casefold())]
-    close = begun or difflib.get_close_matches(text.casefold(), known, n=3)
-    models = list(dict.fromkeys(known[name] for name in close))[:3]  # a model may be known by several names
-    return f"; did you mean {' or '.join(models)}?" if models else ""
+    """ "; did you mean …?" with the names that look like the text, or nothing."""
+    known = {name.casefold(): name for model in catalog.models.values() for name in (*model.aliases, model.name)}
+    known |= {name.casefold(): name for name in stored}
+    close = difflib.get_close_matches(text.casefold(), known, n=3)
+    close += [name for name in sorted(known) if text and name.startswith(text.casefold()) and name not in close][:3]
+    return f"; did you mean {' or '.join(known[name] for name in close)}?" if close else ""

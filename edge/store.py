@@ -110,8 +110,8 @@ def remove(text: str) -> str:
     name = canonical(text, names(), load_catalog())
     path = bundle_path(name)
     if not path.is_dir():
-        near = suggestion(text, names(), Catalog("", {})) or f"; it has {', '.join(names()) or 'none'}"
-        raise NotFoundError(f"the store has no model {name!r}{near}")
+        near = suggestion(text, names(), Catalog("", {}))
+        raise NotFoundError(f"the store has no model {name!r}; it has {_listed(names())}{near}")
     try:
         hidden = tempfile.mkdtemp(prefix=".removed-", dir=path.parent)
         if not path.is_symlink():
@@ -135,7 +135,7 @@ def _missing(name: str) -> str:
     if hinted != message:
         return hinted
     near = suggestion(name, names(), catalog)
-    return message + (near or "; `dsedge list` shows those that there are")
+    return message + (near or f"; the store has {_listed(names())}, the catalogue {_listed(sorted(catalog.models))}")
 
 
 def _hint(message: str, name: str) -> str:
@@ -143,3 +143,7 @@ def _hint(message: str, name: str) -> str:
     if not any(character.isspace() for character in name):
         return message
     return f"{message}; MODEL comes before the prompt: dsedge run {load_catalog().default} PROMPT"
+
+
+def _listed(items: list[str]) -> str:
+    return ", ".join(items) or "none"

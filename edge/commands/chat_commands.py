@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -52,14 +51,12 @@ class Command:
 def run_command(chat: Chat, line: str) -> None:
     """Raises OptionError for a command that there is not, and what the command raises."""
     name, rest = _parted(line)
-    name = name.lower()
     for command in COMMANDS:
         if name in command.names:
             command.act(chat, rest)
             return
-    near = difflib.get_close_matches(name, [name for command in COMMANDS for name in command.names], n=1)
-    hint = f"did you mean {near[0]}?" if near else "/? lists the commands."
-    raise OptionError(f"unknown command {name}; {hint} Text that begins with a slash: // or a space first")
+    known = ", ".join(command.names[0] for command in COMMANDS)
+    raise OptionError(f"unknown command {name}; known are {known}. Text that begins with a slash: // or a space first")
 
 
 def _parted(text: str) -> tuple[str, str]:

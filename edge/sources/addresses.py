@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import errno
 import socket
-from collections.abc import Iterator
 from urllib.parse import SplitResult, unquote, urlsplit
 
 # What a system says when no host can be reached at all, besides names that cannot be looked up.
@@ -35,19 +34,6 @@ def split_credentials(url: str) -> tuple[str, dict[str, str]]:
 
 def is_offline(error: BaseException) -> bool:
     """Whether the error, or what caused it, is that no name can be looked up or no network is there."""
-    return any(
-        isinstance(found, socket.gaierror) or (isinstance(found, OSError) and found.errno in _UNREACHABLE)
-        for found in _causes(error)
-    )
-
-
-def is_refused(error: BaseException) -> bool:
-    """Whether the error, or what caused it, is that nothing listens at the address."""
-    return any(isinstance(found, ConnectionRefusedError) for found in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and every one that led to it, wherever a library keeps that."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
@@ -55,5 +41,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         if not isinstance(found, BaseException) or id(found) in seen:
             continue
         seen.add(id(found))
-        yield found
+        if isinstance(found, socket.gaierror) or (isinstance(found, OSError) and found.errno in _UNREACHABLE):
+            return True
         waiting += [found.__cause__, found.__context__, getattr(found, "reason", None), *found.args]
+    return False

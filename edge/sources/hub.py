@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from edge.errors import UnsupportedError, UserError
 from edge.progress import Progress, report_transfer
-from edge.sources.addresses import is_offline, is_refused
-from edge.sources.proxies import loopback_direct, through
+from edge.sources.addresses import is_offline
+from edge.sources.proxies import loopback_direct
 
 # What an export reads; repositories also hold the same weights in other formats.
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _SAMPLE_S = 0.5
-_HUB = "https://huggingface.co"  # where the client asks unless HF_ENDPOINT says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +111,6 @@ def _translated() -> Iterator[None]:
             raise
         if is_offline(error):
             raise UserError("no network: the hub cannot be reached") from error
-        if is_refused(error):
-            parts = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
-            way = through(parts.scheme, parts.hostname)
-            raise UserError(f"{parts.hostname} cannot be reached{way}: connection refused") from error
         gated = type(error).__name__ == "GatedRepoError"
         reason = "its owner asks you to accept terms there first; then set HF_TOKEN" if gated else _first_line(error)
         raise UserError(reason) from error

@@ -72,12 +72,6 @@ def _named() -> dict[str, str]:
     return {scheme: proxy for scheme, proxy in named.items() if proxy}
 
 
-def through(scheme: str, host: str | None) -> str:
-    """ " through the proxy …" if the environment names one for the host of that scheme, else nothing; for messages."""
-    proxy = None if not host or is_loopback(host) or request.proxy_bypass(host) else _named().get(scheme)
-    return f" through the proxy {shown(proxy)}" if proxy else ""
-
-
 class _Proxies(request.ProxyHandler):
     """The environment's proxies; requests to this machine go straight there."""
 

@@ -25,7 +25,7 @@ from urllib.request import OpenerDirector, Request
 from edge.errors import OptionError, UserError
 from edge.progress import Progress, report_transfer
 from edge.sources.addresses import is_offline, shown, split_credentials
-from edge.sources.proxies import opener, through
+from edge.sources.proxies import opener
 
 PARTIAL = ".partial"
 _TRIES = 4  # attempts without a byte of progress
@@ -125,8 +125,7 @@ def _attempt(
         reason = error.reason if isinstance(error, URLError) else error
         if is_offline(error):
             raise _NoNetworkError(f"no network: {urlsplit(address).hostname} cannot be reached ({reason})") from error
-        parts = urlsplit(address)
-        return False, f"no answer{through(parts.scheme, parts.hostname)}: {reason}"
+        return False, f"no answer: {reason}"
     except ValueError as error:  # the address itself, or the one that it redirects to
         raise _no_address(url, error) from error
     with answer:

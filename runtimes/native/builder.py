@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.errors import UnsupportedError
 from edge.graph import Graph
-from edge.ops import Add, Attention, Embed, Gate, Linear, Norm, Op, Rope, Select, Softcap, Weight
+from edge.ops import Add, Attention, Embed, Gate, LatentAttention, Linear, Norm, Op, Rope, Select, Softcap, Weight
 from edge.payload import Scheme
 from runtimes.native.buffers import allocate
 from runtimes.native.passes import PASSES, Passes
@@ -111,6 +111,26 @@ class _Translation:
         self._emit("attention", queries=queries, output=op.output, layer=attrs.layer, heads=attrs.heads, rope=None,
                    scale=attrs.scale, softcap=attrs.softcap or 0.0)  # fmt: skip
 
+    def _latent_attention(self, op: Op[LatentAttention]) -> None:
+        """The absorbed form, for any number of rows: `key_up` goes into the queries, `value_up` reads mixed latents."""
+        attrs = op.attrs
+        q_nope, q_rope, latent, k_rope = op.inputs
+        absorbed, mixed = f"{op.output}/absorbed", f"{op.output}/latents"
+        for name in (absorbed, mixed):
+            self.values[name] = Value(attrs.heads * attrs.latent_dim)
+        self._head_linear(q_nope, absorbed, attrs.key_up, attrs.heads)
+        self._emit("kv_write", keys=k_rope, values=latent, layer=attrs.layer, rope=None)
+        self._emit("latent_attention", queries=q_rope, latent_queries=absorbed, output=mixed, layer=attrs.layer,
+                   heads=attrs.heads, rope=None, scale=attrs.scale)  # fmt: skip
+        self._head_linear(mixed, op.output, attrs.value_up, attrs.heads)
+
+    def _head_linear(self, source: str, output: str, weight: Weight, heads: int) -> None:
+        scheme, how = self.schemes[weight.name], self._input(weight)
+        if how != "float" and scheme is not None and weight.stored[1] % scheme.group == 0:
+            self.crests.setdefault(source, _CRESTS[how])
+            source = self._codes_of(source)
+        self._emit("head_linear", input=source, output=output, matrix=self._matrix(weight), heads=heads)
+
     def _gate(self, op: Op[Gate]) -> None:
         self._emit("gate", gate=op.inputs[0], up=op.inputs[1], output=op.output, activation=op.attrs.activation)
 
@@ -130,6 +150,7 @@ TRANSLATORS: dict[type[Any], Callable[[_Translation, Op[Any]], None]] = {
     Linear: _Translation._linear,
     Rope: _Translation._rope,
     Attention: _Translation._attention,
+    LatentAttention: _Translation._latent_attention,
     Gate: _Translation._gate,
     Add: _Translation._add,
     Select: _Translation._select,

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from edge.bundle import Bundle
 from edge.cores import physical_cores
 from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
 from edge.kv import KvLayout
+from edge.layers import Attention, Gqa, Mla
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
@@ -210,9 +211,18 @@ def _kv_tables(bundle: Bundle, layout: KvLayout, wanted: str) -> dict[str, Any]:
         "ropes": [{"pairs": kind.dim // 2} for kind in spec.ropes],
         "rings": [{"slots": ring.slots, "window": ring.window, "sinks": ring.sinks} for ring in layout.rings],
         "layers": [
-            {"ring": group, "kv_heads": kv.kv_heads, "key_dim": kv.key_dim, "value_dim": kv.value_dim, "format": dtype}
-            for group, dtype in zip(spec.layer_groups, dtypes, strict=True)
-            for kv in [spec.kv_groups[group]]
+            {"ring": group, "format": dtype, **_kept(layer.attention)}
+            for layer, group, dtype in zip(spec.layers, spec.layer_groups, dtypes, strict=True)
         ],
         "cache": {"sequences": layout.sequences, "chunk": layout.chunk},
     }
+
+
+def _kept(attention: Attention) -> dict[str, int]:
+    """What a layer keeps of a token: latent attention's rotated key as a key, and the latent as its value."""
+    match attention:
+        case Gqa():
+            return {"kv_heads": attention.kv_heads, "key_dim": attention.head_dim, "value_dim": attention.head_dim}
+        case Mla():
+            return {"kv_heads": 1, "key_dim": attention.rope_dim, "value_dim": attention.latent_dim}
+    assert_never(attention)

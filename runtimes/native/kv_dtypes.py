@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edge.bundle import Bundle
 from edge.errors import UnsupportedError
-from edge.ops import Attention, Linear, Norm, Op, Rope
+from edge.ops import Attention, LatentAttention, Linear, Norm, Op, Rope
 from edge.weights import Weights
 
 Float = npt.NDArray[np.float32]
@@ -34,6 +34,8 @@ def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
     for op in bundle.graph.ops:
         if isinstance(op.attrs, Attention):
             found[op.attrs.layer] = _dtype(bundle, makers, op, wanted)
+        elif isinstance(op.attrs, LatentAttention):
+            found[op.attrs.layer] = _latent_dtype(bundle, makers, op, wanted)
     return list(found.values())
 
 
@@ -44,6 +46,18 @@ def _dtype(bundle: Bundle, makers: dict[str, Op[Any]], op: Op[Attention], wanted
     if wanted == "int8":
         queries = _channels(bundle.weights, makers, op.inputs[0], op.attrs.heads, op.attrs.dim)
         if _uneven(keys.sizes, queries.sizes.reshape(op.attrs.kv_heads, -1, op.attrs.dim)) > _MOST_UNEVEN:
+            return "float16"
+    return wanted
+
+
+def _latent_dtype(bundle: Bundle, makers: dict[str, Op[Any]], op: Op[LatentAttention], wanted: str) -> str:
+    """float16 latents and rope keys are multiplied as floats: only int8, with a scale for each, may be too coarse."""
+    if wanted != "int8":
+        return wanted
+    for value, dim in ((op.inputs[2], op.attrs.latent_dim), (op.inputs[3], op.attrs.rope_dim)):
+        kept = _channels(bundle.weights, makers, value, 1, dim)
+        even = np.ones((1, 1, dim), np.float32)
+        if _constant(kept) > _MOST_CONSTANT or _uneven(kept.sizes, even) > _MOST_UNEVEN:
             return "float16"
     return wanted
 

@@ -22,11 +22,11 @@ _PANEL = 32  # rows that the engine keeps together
 def load(engine: Engine, program: Program, weights: Weights, threads: int) -> None:
     """Pack every matrix, some rows at a time, so that no weight is in memory twice."""
     pieces = [
-        (index, part, start, min(start + step, weight.shape[0]))
+        (index, part, start, min(start + step, weight.stored[0]))
         for index, matrix in enumerate(program.matrices)
         for part, weight in enumerate(matrix.weights)
-        for step in [_rows_at_once(weight.shape[0], weights.size(weight.name))]
-        for start in range(0, weight.shape[0], step)
+        for step in [_rows_at_once(weight.stored[0], weights.size(weight.name))]
+        for start in range(0, weight.stored[0], step)
     ]
 
     def pack(piece: tuple[int, int, int, int]) -> None:

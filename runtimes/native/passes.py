@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge.graph import Graph, verify
-from edge.ops import Attention, Op, Select
+from edge.ops import OPS, Op, Select
 from runtimes.native.program import Instruction, Steps
 
 
@@ -19,7 +19,7 @@ def select_early(graph: Graph) -> Graph:
 
     In a prefill that saves the last layer's other linears; every value behind the attention has the wanted rows alone.
     """
-    last = max(index for index, op in enumerate(graph.ops) if isinstance(op.attrs, Attention))
+    last = max(index for index, op in enumerate(graph.ops) if OPS[type(op.attrs)].attends)
     before, behind = graph.ops[: last + 1], graph.ops[last + 1 :]
     made = {op.output for op in behind}
     renamed = {op.output: op.inputs[0] for op in behind if isinstance(op.attrs, Select)}
@@ -100,7 +100,7 @@ def fuse_residuals(steps: Steps) -> Steps:
 def rotate_in_attention(steps: Steps) -> Steps:
     """The rotation of queries or keys that nothing else reads is left to what reads them."""
     readers = steps.readers()
-    places = {"kv_write": "keys", "attention": "queries"}
+    places = {"kv_write": "keys", "attention": "queries", "latent_attention": "queries"}
     fused: dict[int, Instruction] = {}
     gone: set[int] = set()
     for rope in (step for step in steps.instructions if step.kind == "rope"):

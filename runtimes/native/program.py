@@ -38,8 +38,8 @@ class Matrix:
         """The fields of a matrix in program.def."""
         name = f"int{self.scheme.bits}-{self.scheme.kind}" if self.scheme else self.dtype
         return {
-            "format": name, "group": self.scheme.group if self.scheme else 0, "columns": self.weights[0].shape[1],
-            "rows": [weight.shape[0] for weight in self.weights], "interleaved": self.interleaved,
+            "format": name, "group": self.scheme.group if self.scheme else 0, "columns": self.weights[0].stored[1],
+            "rows": [weight.stored[0] for weight in self.weights], "interleaved": self.interleaved,
         }  # fmt: skip
 
 

@@ -74,17 +74,8 @@ def test_an_unknown_command_says_which_there_are_and_how_to_send_it(
 ) -> None:
     assert said(talk(opened("one"), "/etc/hosts?", "/", "   ")) == []
     err = capsys.readouterr().err
-    assert "unknown command /etc/hosts?; /? lists the commands" in err
+    assert "unknown command /etc/hosts?; known are /help, /clear" in err
     assert "// or a space first" in err
-
-
-def test_commands_count_in_any_case_and_a_misspelt_one_is_answered_with_the_likely_one(
-    opened: OpenScripted, talk: Talk, capsys: Any
-) -> None:
-    talk(opened("one"), "/SYSTEM Be brief.", "/sav x")
-    err = capsys.readouterr().err
-    assert "system prompt: Be brief." in err
-    assert "unknown command /sav; did you mean /save? Text" in err
 
 
 def test_set_changes_and_shows_what_is_generated(opened: OpenScripted, talk: Talk, capsys: Any) -> None:

@@ -71,9 +71,7 @@ def test_a_path_in_a_folder_that_is_here_is_no_repository(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("text", "near"), [
     ("qwen3-0.6", "qwen3-0.6b"),
     ("smolm2-135m-instruct", "smollm2-135m-instruct"),
-    ("lama3.2:1b", "llama-3.2-1b-instruct"),
-    ("smollm2-135m", " smollm2-135m-instruct?"),
-    ("granite", " granite-3.1-3b-a800m-instruct or granite-3.3-2b-instruct?"),
+    ("lama3.2:1b", "llama3.2:1b"),
     ("granite", "granite-3.3-2b-instruct"),
 ])  # fmt: skip
 def test_a_misspelt_name_is_answered_with_the_likely_one(text: str, near: str) -> None:

@@ -280,18 +280,6 @@ def test_n10_the_proxy_for_everything_serves(tmp_path: Path, monkeypatch: pytest
             download("http://models.example/x", tmp_path / "y", Expected(), quiet)
 
 
-def test_a_proxy_where_nothing_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://me:secret@127.0.0.1:9")
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.setattr(web, "_WAIT_S", 0)
-    told = "through the proxy http://127.0.0.1:9: "
-    with pytest.raises(UserError, match=f"^huggingface.co cannot be reached {told}connection refused$"):
-        hub.look("org/demo")
-    with pytest.raises(UserError, match=f"no answer {told}.*refused"):
-        download("http://models.example/x", tmp_path / "x", Expected(), quiet)
-
-
 # --- no network: one line at once -------------------------------------------------------------------------------------
 
 

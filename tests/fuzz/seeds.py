@@ -6,6 +6,7 @@ import json
 import struct
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from edge import payload
+from edge.graph import Graph
 from edge.graph import build as build_graph
+from edge.layers import Mla
 from runtimes.native.builder import build as build_program
 from runtimes.scripted import write_bundle
 from tests.specs import small_spec
@@ -252,7 +255,7 @@ def answers(folder: Path) -> list[bytes]:
 
 
 def programs(folder: Path) -> list[bytes]:
-    """The tables of two programs of the native engine; the vectors that they name are `VECTORS`."""
+    """The tables of two programs of the native engine; the vectors that they name are of `PROGRAM_VECTORS`."""
     found = []
     for exact in (False, True):
         program = build_program(GRAPH, dict.fromkeys(GRAPH_WEIGHTS, payload.parse_scheme("int4-g32-sym")),
@@ -260,12 +263,20 @@ def programs(folder: Path) -> list[bytes]:
         layer = {"ring": 0, "kv_heads": 1, "key_dim": 4, "value_dim": 4, "format": "int8"}
         tables = {
             **program.tables(), "ropes": [{"pairs": 2}], "rings": [{"slots": 24, "window": 9, "sinks": 2}],
-            "layers": [layer], "cache": {"sequences": 2, "chunk": 4},
+            "layers": [layer, layer], "cache": {"sequences": 2, "chunk": 4},
         }  # fmt: skip
         found.append(json.dumps(tables).encode())
     return found
 
 
-GRAPH = build_graph(small_spec(attention={"qk_norm": "head"}))
+def _graph() -> Graph:
+    """A layer of grouped heads, and one of latent attention that keeps as much."""
+    spec = small_spec(windows=(None, None), attention={"qk_norm": "head"})
+    latent = replace(spec.layers[1], attention=Mla(2, None, 4, 32, 4, 4, 0.5))
+    return build_graph(replace(spec, layers=(spec.layers[0], latent)))
+
+
+GRAPH = _graph()
 GRAPH_WEIGHTS = [weight.name for weight in GRAPH.weights]
-VECTORS = (8, 4, 4, 8, 8)  # norms: before attention, of queries and of keys, before the MLP, the last
+# Norms: before attention, of queries and of keys, before the MLP; before attention, of latents, before the MLP; last.
+PROGRAM_VECTORS = (8, 4, 4, 8, 8, 4, 8, 8)

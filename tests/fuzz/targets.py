@@ -224,7 +224,7 @@ def _program(data: bytes, folder: Path) -> None:
         return
     from runtimes.native import _native
 
-    vectors = [np.ones(size, np.float32) for size in seeds.VECTORS]
+    vectors = [np.ones(size, np.float32) for size in seeds.PROGRAM_VECTORS]
     try:
         json.dumps(tables, ensure_ascii=False).encode()  # texts cross as UTF-8: a lone surrogate is not for the engine
         engine = _native.Engine(tables, vectors, "portable", 1)

@@ -17,7 +17,7 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
 from edge.kv import KvLayout, Policy, plan_layout
-from edge.ops import Attention, Rope
+from edge.ops import Attention, LatentAttention, Rope
 from edge.options import RuntimeOptions
 from edge.rope import inverse_frequencies
 from edge.runtime import Runtime, Segment, open_runtime, support
@@ -55,7 +55,11 @@ MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "olmo2-bias": (tiny.tiny_olmo2, {"attention_bias": True}),  # a norm of a sum that is no residual
     "olmo3": (tiny.tiny_olmo3, {}),
     "granite": (tiny.tiny_granite, {}),
+    "deepseek-v2": (tiny.tiny_deepseek_v2, {"first_k_dense_replace": 3}),  # all three layers without experts
+    "deepseek-v3": (tiny.tiny_deepseek_v3, {"first_k_dense_replace": 3}),
 }
+# Ops that a runtime's artefact cannot hold: a bundle goes without the artefact then.
+LACKS: dict[str, tuple[type[Any], ...]] = {"native": (), "onnx": (LatentAttention,)}
 # Models with rings of different lengths, or of the same length but another rope.
 WINDOWED = ("mistral", "gemma2", "gemma3", "smollm3", "olmo3")
 SCHEMES = ("int4-g32-sym", "int4-g64-zp", "int4-g32-affine", "float16", "float32")
@@ -118,7 +122,12 @@ def opened(request: pytest.FixtureRequest) -> Iterator[Open]:
 
     def make(bundle: Bundle, context: int = 64, policy: Policy = "error", **options: Any) -> Opened:
         layout = plan_layout(bundle.spec, context, **options)
-        runtimes.append(open_runtime(bundle, layout, RuntimeOptions(runtime=request.param, exact=True)))
+        wanted = RuntimeOptions(runtime=request.param, exact=True)
+        if any(isinstance(op.attrs, LACKS[request.param]) for op in bundle.graph.ops):
+            with pytest.raises(UnsupportedError, match="holds no ONNX graph"):
+                open_runtime(bundle, layout, wanted)
+            pytest.skip(f"{request.param} has no such op")
+        runtimes.append(open_runtime(bundle, layout, wanted))
         return Opened(runtimes[-1], bundle, policy)
 
     yield make
@@ -139,7 +148,7 @@ def test_logits_equal_the_reference(model: str, bundles: dict[str, Bundle], open
     assert close(run.run(ids, 40), run.reference().run(ids))
 
 
-@pytest.mark.parametrize("model", ["llama", *WINDOWED])
+@pytest.mark.parametrize("model", ["llama", "deepseek-v3", *WINDOWED])
 @pytest.mark.parametrize("chunk", [1, 3, 16])
 def test_k1_prefill_in_chunks_equals_prefill_at_once(
     model: str, chunk: int, bundles: dict[str, Bundle], opened: Open
@@ -157,17 +166,20 @@ def test_embedding_and_head_in_every_scheme(head: str, tmp_path: Path, opened: O
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("model", ["llama-bias", "llama-narrow", "gemma3", "olmo2-bias", "phi3"])
+@pytest.mark.parametrize("model", ["llama-bias", "llama-narrow", "gemma3", "olmo2-bias", "phi3", "deepseek-v2"])
 def test_linears_in_every_scheme(model: str, scheme: str, tmp_path: Path, opened: Open) -> None:
     run = opened(export_tiny(tmp_path, model, scheme))
     ids = random_ids(20)
     assert close(run.run(ids, 20), run.reference().run(ids))
 
 
+@pytest.mark.parametrize("model", ["llama", "deepseek-v2"])
 @pytest.mark.parametrize("chunk", [1, 5, 16])
-def test_three_times_the_capacity_through_a_sliding_ring(chunk: int, bundles: dict[str, Bundle], opened: Open) -> None:
+def test_three_times_the_capacity_through_a_sliding_ring(
+    model: str, chunk: int, bundles: dict[str, Bundle], opened: Open
+) -> None:
     ids = random_ids(96)
-    run = opened(bundles["llama"], context=32, policy="sliding", chunk=16)
+    run = opened(bundles[model], context=32, policy="sliding", chunk=16)
     found = run.run(ids, chunk)
 
     def band(ring: int, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -194,7 +206,7 @@ def test_layers_with_a_window_take_no_memory_for_the_context(bundles: dict[str, 
     assert 0.5 < bytes_a_number <= 4.1
 
 
-@pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3"])
+@pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3", "deepseek-v3"])
 @pytest.mark.parametrize("chunk", [1, 4, 10])
 def test_k6_n11_sinks_turn_with_the_window(model: str, chunk: int, bundles: dict[str, Bundle], opened: Open) -> None:
     """Yarn and longrope multiply what they rotate: turning a sink on must not do so again. Phi-3 turns half a head."""
@@ -231,11 +243,14 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
             attrs = op.attrs
             if isinstance(attrs, Rope):
                 return inputs[0]  # turned inside attention instead, where the distance is known
-            if not isinstance(attrs, Attention):
+            if isinstance(attrs, LatentAttention):
+                q, k, v = expanded(bundle, attrs, inputs)
+            elif isinstance(attrs, Attention):
+                q, k, v = (x.reshape(len(x), -1, attrs.dim) for x in inputs)
+            else:
                 return super()._evaluate(op, inputs, positions)
-            q, k, v = (x.reshape(len(x), -1, attrs.dim) for x in inputs)
             rope = self.graph.spec.ropes[0]
-            out = np.zeros_like(q)
+            out = np.zeros((len(q), attrs.heads, v.shape[-1]), np.float32)
             for i in range(len(q)):
                 oldest = max(0, i - window + 1)
                 recent = [j for j in range(oldest, i + 1) if j >= sinks]
@@ -246,13 +261,26 @@ def slow_sinks(bundle: Bundle, ids: list[int], slots: int, sinks: int) -> np.nda
                 turned_q = turn(rope, q[i : i + 1], [i])[0]
                 turned_k = turn(rope, k[order], [at[j] for j in order])
                 for head in range(attrs.heads):
-                    kv = head * attrs.kv_heads // attrs.heads
+                    kv = head * k.shape[1] // attrs.heads
                     scores = turned_k[:, kv] @ turned_q[head] * attrs.scale
                     weights = np.exp(scores - scores.max())
                     out[i, head] = (weights / weights.sum()) @ v[order, kv]
             return out.reshape(len(q), -1)
 
     return Slow(bundle.graph, bundle.weights.read).run(ids)
+
+
+def expanded(bundle: Bundle, attrs: LatentAttention, inputs: list[Any]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Queries, keys and values of each head of latent attention, [tokens, heads, dim]; what is turned comes first."""
+    count, heads = len(inputs[0]), attrs.heads
+    q_nope, q_rope = (x.reshape(count, heads, -1) for x in inputs[:2])
+    key_up, value_up = (
+        bundle.weights.read(weight.name).reshape(weight.shape) for weight in (attrs.key_up, attrs.value_up)
+    )
+    keys = np.einsum("tl,hln->thn", inputs[2], key_up)
+    shared = np.broadcast_to(inputs[3][:, None], (count, heads, attrs.rope_dim))
+    values = np.einsum("tl,hvl->thv", inputs[2], value_up)
+    return np.concatenate([q_rope, q_nope], -1), np.concatenate([shared, keys], -1), values
 
 
 def turn(rope: Any, x: np.ndarray[Any, Any], positions: list[int]) -> np.ndarray[Any, Any]:
@@ -263,15 +291,18 @@ def turn(rope: Any, x: np.ndarray[Any, Any], positions: list[int]) -> np.ndarray
     return np.concatenate([pairs.real, pairs.imag, x[..., rope.dim :]], -1)
 
 
+@pytest.mark.parametrize("model", ["llama", "deepseek-v3"])
 @pytest.mark.parametrize("context", [16, 64])
-def test_k4_rewind_gives_the_tokens_of_a_cold_run(context: int, bundles: dict[str, Bundle], opened: Open) -> None:
+def test_k4_rewind_gives_the_tokens_of_a_cold_run(
+    context: int, model: str, bundles: dict[str, Bundle], opened: Open
+) -> None:
     first = random_ids(40)
     second = first[:30] + random_ids(12, seed=1)
-    run = opened(bundles["llama"], context=context, policy="sliding", chunk=8)
+    run = opened(bundles[model], context=context, policy="sliding", chunk=8)
     run.session.feed(first)
     assert run.session.align(second) == (30 if context == 64 else 0)  # 16 slots no longer hold what token 30 would see
     warm = run.session.feed(second[len(run.session.tokens) :])
-    cold_run = opened(bundles["llama"], context=context, policy="sliding", chunk=8)
+    cold_run = opened(bundles[model], context=context, policy="sliding", chunk=8)
     cold = cold_run.session.feed(second)
     assert warm is not None
     assert cold is not None
@@ -336,10 +367,11 @@ def test_fork_copies_and_does_not_alias(bundles: dict[str, Bundle], opened: Open
             run.session.fork(target)
 
 
-def test_fork_of_a_ring_with_sinks_that_went_round(bundles: dict[str, Bundle], opened: Open) -> None:
+@pytest.mark.parametrize("model", ["llama", "deepseek-v2"])
+def test_fork_of_a_ring_with_sinks_that_went_round(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
     """The copy's sinks stand where the original's do, and turn on from there on their own."""
     ids = random_ids(145)
-    run = opened(bundles["llama"], context=12, policy="sliding", chunk=4, sinks=2, sequences=2)
+    run = opened(bundles[model], context=12, policy="sliding", chunk=4, sinks=2, sequences=2)
     run.run(ids[:130], 4)
     other = run.session.fork(1)
     whole = slow_sinks(run.bundle, ids, 12, 2)
@@ -347,8 +379,9 @@ def test_fork_of_a_ring_with_sinks_that_went_round(bundles: dict[str, Bundle], o
     assert close(np.concatenate([other.step([token], "all") for token in ids[130:]]), whole[130:])
 
 
-def test_segments_of_one_forward_do_not_see_each_other(bundles: dict[str, Bundle], opened: Open) -> None:
-    run = opened(bundles["llama"], chunk=16, sequences=2)
+@pytest.mark.parametrize("model", ["llama", "deepseek-v2"])
+def test_segments_of_one_forward_do_not_see_each_other(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
+    run = opened(bundles[model], chunk=16, sequences=2)
     sessions = [Session(run.runtime, "error", sequence=i) for i in range(2)]
     prompts = [random_ids(3), random_ids(9, seed=1)]
     segments = [

@@ -213,6 +213,8 @@ inline Piece until(Piece piece, int64_t position) {
   return piece;
 }
 
+#include "kernels/latent_scores.hpp"
+
 // Calls `work(first, end)` for the indices of a span below `limit` that no piece holds.
 template <typename Work>
 inline void each_gap(const Piece *pieces, int64_t count, int64_t limit, const Work &work) {
@@ -237,6 +239,9 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
     const Piece piece = until(pieces[p], a.position[a.rows - 1]);
     const int64_t line = score_piece<kLinesAtOnce>(a, keys, piece, piece.slot / 16);
     score_piece<1>(a, keys, piece, line);
+    if constexpr (!std::is_same_v<typename Ready<T>::Type, ReadyPair>)
+      if (a.latent_queries)
+        add_latent_scores(a, values, piece);
   }
   each_gap(pieces, count, limit, [&](int64_t first, int64_t end) {
     for (int64_t row = 0; row < a.rows; ++row)
@@ -281,6 +286,7 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
     a.rows = (int32_t)smaller(kRowsAtOnce, rows - row);
     attend_rows<T>(a, pieces, count, from_row(local, row, padded));
     a.position += a.rows;
+    a.latent_queries += a.latent_queries ? a.rows * a.kv.value_dim : 0;
     a.queries += a.rows * a.kv.query_stride;
   }
 }
@@ -314,7 +320,7 @@ void attend(const AttentionTile &a, Softmax part, int64_t stride, const Softmax 
   if (a.kv.format == KvFormat::kInt8)
     return attend_spans<uint8_t>(a, part, stride, state);
   if constexpr (kPairDots)
-    if (a.kv.key_dim % 2 == 0)
+    if (a.kv.key_dim % 2 == 0 && !a.latent_queries)
       return attend_spans<Paired>(a, part, stride, state);
   attend_spans<uint16_t>(a, part, stride, state);
 }

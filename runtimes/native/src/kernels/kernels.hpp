@@ -71,6 +71,8 @@ struct AttentionTile {
   int32_t rows;
   int64_t window, sinks;
   float scale, softcap; // softcap 0: none
+  // [rows][value_dim], whose products with the values are added to those of queries and keys; or nullptr.
+  const float *latent_queries = nullptr;
 };
 
 // The running softmax of a tile. maximum and total [rows], mix [rows][padded value_dim].

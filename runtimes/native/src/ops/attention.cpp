@@ -11,18 +11,30 @@
 
 namespace dsedge {
 
+Attending attending(const Instruction &i) {
+  if (const LatentAttention *o = std::get_if<LatentAttention>(&i.operands))
+    return {o->layer, o->rope, o->queries, o->latent_queries, o->output, o->heads, o->scale, 0};
+  const Attention &o = as<Attention>(i);
+  return {o.layer, o.rope, o.queries, kNone, o.output, o.heads, o.scale, o.softcap};
+}
+
+int32_t attended_layer(const Instruction &i) {
+  const bool attends = std::holds_alternative<Attention>(i.operands) || std::holds_alternative<LatentAttention>(i.operands);
+  return attends ? attending(i).layer : kNone;
+}
+
 namespace {
 
-int64_t heads_of_group(const Program &program, const Attention &o) {
+int64_t heads_of_group(const Program &program, const Attending &o) {
   return o.heads / program.layer(o.layer).kv_heads;
 }
 
-AttentionCut cut_of(const Program &program, const Attention &o) {
+AttentionCut cut_of(const Program &program, const Attending &o) {
   const KvLayer &layer = program.layer(o.layer);
   return {layer.ring, layer.kv_heads, std::max<int64_t>(1, kGroupedQueries / heads_of_group(program, o))};
 }
 
-const AttentionPlan &plan_of(const Context &ctx, const Attention &o) { return ctx.attention.of(cut_of(ctx.program, o)); }
+const AttentionPlan &plan_of(const Context &ctx, const Attending &o) { return ctx.attention.of(cut_of(ctx.program, o)); }
 
 void verify_attention(const Checker &check, const Instruction &i) {
   const Attention &o = as<Attention>(i);
@@ -41,21 +53,27 @@ Cost attention_cost(const Program &program, const Instruction &i) {
   return {0, static_cast<double>(o.heads) * (layer.key_dim + layer.value_dim), layer.ring};
 }
 
+} // namespace
+
 void reserve_attention(const Program &program, const Instruction &i, Room &room) {
-  const Attention &o = as<Attention>(i);
+  const Attending o = attending(i);
   const KvLayer &layer = program.layer(o.layer);
   room.tile_rows = std::max({room.tile_rows, int64_t{kGroupedQueries}, heads_of_group(program, o)});
   room.query_stride = std::max(room.query_stride, whole_lines(layer.key_dim));
   room.padded = std::max(room.padded, whole_lines(layer.value_dim));
 }
 
+namespace {
+
 // Floats of a partial result of a tile.
-int64_t partial_size(const Program &program, const Attention &o, const AttentionPlan &plan) {
+int64_t partial_size(const Program &program, const Attending &o, const AttentionPlan &plan) {
   return plan.queries * heads_of_group(program, o) * (2 + whole_lines(program.layer(o.layer).value_dim));
 }
 
-void plan_forward(Context &ctx, const Instruction &i, const Forward &f) {
-  const Attention &o = as<Attention>(i);
+} // namespace
+
+void plan_attention_forward(Context &ctx, const Instruction &i, const Forward &f) {
+  const Attending o = attending(i);
   const AttentionCut cut = cut_of(ctx.program, o);
   AttentionPlans &all = ctx.attention;
   if (all.find(cut) < 0) {
@@ -80,8 +98,10 @@ void plan_forward(Context &ctx, const Instruction &i, const Forward &f) {
     all.done = std::vector<std::atomic<int32_t>>(merges);
 }
 
+namespace {
+
 // Gathers and rotates the queries of a task; rows go token by token, the heads of the group together.
-AttentionTile tile(const Context &ctx, const Attention &o, const AttentionTask &task, int64_t head,
+AttentionTile tile(const Context &ctx, const Attending &o, const AttentionTask &task, int64_t head,
                    const Scratch &scratch) {
   const Segment &segment = ctx.forward->segments[static_cast<size_t>(task.segment)];
   const KvLayer &layer = ctx.program.layer(o.layer);
@@ -102,6 +122,7 @@ AttentionTile tile(const Context &ctx, const Attention &o, const AttentionTask &
   t.sinks = ring.sinks;
   t.scale = o.scale;
   t.softcap = o.softcap;
+  t.latent_queries = o.latent_queries == kNone ? nullptr : ctx.row(o.latent_queries, segment.row + task.first);
   t.rows = static_cast<int32_t>(task.count * group);
   for (int64_t n = 0; n < task.count; ++n) {
     const int64_t row = segment.row + task.first + n;
@@ -127,7 +148,7 @@ void clear(const Softmax &s, int64_t rows, int64_t padded) {
   std::fill(s.mix, s.mix + rows * padded, 0.0f);
 }
 
-void finish(const Context &ctx, const Attention &o, const AttentionTask &task, int64_t head, const Softmax &state) {
+void finish(const Context &ctx, const Attending &o, const AttentionTask &task, int64_t head, const Softmax &state) {
   const Segment &segment = ctx.forward->segments[static_cast<size_t>(task.segment)];
   const int64_t group = heads_of_group(ctx.program, o), dim = ctx.program.layer(o.layer).value_dim;
   for (int64_t row = 0; row < task.count * group; ++row) {
@@ -138,7 +159,7 @@ void finish(const Context &ctx, const Attention &o, const AttentionTask &task, i
 }
 
 // One task. With a lead, a lone row's key and value are written before it if the task attends to their position.
-void attend(Context &ctx, const Attention &o, const KvWrite *lead, int64_t head, int64_t number, int32_t thread) {
+void attend(Context &ctx, const Attending &o, const KvWrite *lead, int64_t head, int64_t number, int32_t thread) {
   const Scratch &scratch = ctx.activations.scratch(thread);
   const AttentionPlan &plan = plan_of(ctx, o);
   const AttentionTask &task = plan.tasks[static_cast<size_t>(number)];
@@ -168,20 +189,23 @@ void attend(Context &ctx, const Attention &o, const KvWrite *lead, int64_t head,
   finish(ctx, o, task, head, state);
 }
 
+} // namespace
+
 int64_t attention_tasks(const Context &ctx, const Instruction &i) {
-  const Attention &o = as<Attention>(i);
+  const Attending o = attending(i);
   return static_cast<int64_t>(plan_of(ctx, o).tasks.size()) * ctx.program.layer(o.layer).kv_heads;
 }
 
-void run_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {
-  const Attention &o = as<Attention>(i);
+void run_attention_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end,
+                         int32_t thread) {
+  const Attending o = attending(i);
   const int64_t tasks = static_cast<int64_t>(plan_of(ctx, o).tasks.size());
   for (int64_t unit = begin; unit < end; ++unit)
     attend(ctx, o, lead ? &as<KvWrite>(*lead) : nullptr, unit / tasks, unit % tasks, thread);
 }
 
-void run_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
-  const Attention &o = as<Attention>(i);
+void run_attention_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
+  const Attending o = attending(i);
   const std::vector<AttentionTask> &tasks = plan_of(ctx, o).tasks;
   for (int64_t head = 0; head < ctx.program.layer(o.layer).kv_heads; ++head)
     for (size_t task = 0; task < tasks.size(); ++task) {
@@ -191,10 +215,8 @@ void run_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread)
     }
 }
 
-} // namespace
-
 bool last_span_is_apart(const Context &ctx, const Instruction &attention) {
-  return plan_of(ctx, as<Attention>(attention)).apart;
+  return plan_of(ctx, attending(attention)).apart;
 }
 
 extern const Op kAttentionOp;
@@ -202,10 +224,10 @@ const Op kAttentionOp = {.name = "attention",
                          .sees_other_rows = true,
                          .verify = verify_attention,
                          .cost = attention_cost,
-                         .run_rows = run_rows,
+                         .run_rows = run_attention_rows,
                          .reserve = reserve_attention,
-                         .plan = plan_forward,
+                         .plan = plan_attention_forward,
                          .tasks = attention_tasks,
-                         .run_tasks = run_tasks};
+                         .run_tasks = run_attention_tasks};
 
 } // namespace dsedge

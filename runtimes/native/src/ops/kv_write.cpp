@@ -46,8 +46,7 @@ void run_kv_write(Context &ctx, const Instruction &i, RowRange rows, int32_t thr
 }
 
 bool kv_write_leads(const Instruction &i, const Instruction &next) {
-  const Attention *attention = std::get_if<Attention>(&next.operands);
-  return attention && attention->layer == as<KvWrite>(i).layer && disjoint(next.writes, i.reads);
+  return attended_layer(next) == as<KvWrite>(i).layer && disjoint(next.writes, i.reads);
 }
 
 } // namespace

@@ -52,12 +52,19 @@ void read_input(Context &ctx, const Instruction &i, int32_t input, const Instruc
 
 void product(const Context &ctx, int32_t input, const Matrix &m, int64_t panel, RowRange rows, const Scratch &scratch,
              float *results) {
+  product_of_some(ctx, input, 0, m, panel, rows, scratch, results);
+}
+
+void product_of_some(const Context &ctx, int32_t input, int64_t first, const Matrix &m, int64_t panel, RowRange rows,
+                     const Scratch &scratch, float *results) {
   const LinearKernels &kernels = ctx.kernels.linear[m.format];
-  if (ctx.program.buffer(input).codes)
-    kernels.panel(m, panel, scratch.input, scratch.flagged, rows.count, scratch.panel, results);
-  else
-    kernels.panel_float(m, panel, ctx.row(input, rows.first), m.columns, rows.count,
-                        reinterpret_cast<float *>(scratch.panel), results);
+  if (!ctx.program.buffer(input).codes)
+    return kernels.panel_float(m, panel, ctx.row(input, rows.first) + first, ctx.width(input), rows.count,
+                               reinterpret_cast<float *>(scratch.panel), results);
+  const QuantRows &all = scratch.input;
+  const int64_t block = first / kBlock;
+  const QuantRows some{all.hi + first, all.lo + first, all.block + block, all.flag + block, all.blocks};
+  kernels.panel(m, panel, some, {scratch.flagged.starts + block, scratch.flagged.rows}, rows.count, scratch.panel, results);
 }
 
 void add_bias(const Context &ctx, int32_t bias, int64_t first, int64_t count, int64_t rows, float *results) {

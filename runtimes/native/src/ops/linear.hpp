@@ -17,6 +17,9 @@ void read_input(Context &ctx, const Instruction &i, int32_t input, const Instruc
 // results [rows][32] = a panel times some rows of the input.
 void product(const Context &ctx, int32_t input, const Matrix &matrix, int64_t panel, RowRange rows,
              const Scratch &scratch, float *results);
+// The same with columns `first` … of the input, as many as the matrix has. Of codes both are whole blocks.
+void product_of_some(const Context &ctx, int32_t input, int64_t first, const Matrix &matrix, int64_t panel, RowRange rows,
+                     const Scratch &scratch, float *results);
 // Adds numbers first … first + count - 1 of a bias, or nothing.
 void add_bias(const Context &ctx, int32_t bias, int64_t first, int64_t count, int64_t rows, float *results);
 
