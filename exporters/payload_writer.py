@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -45,8 +45,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """Rows start…stop of a run, counted from the run's first row."""
+class Job:
+    """What is encoded at a time: rows start…stop of a run, counted from the run's first row."""
 
     weight: Weight
     run: Run
@@ -56,26 +56,35 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """What became of a job. `zero`: the source has nothing but zeros there."""
 
-    job: _Job
+    job: Job
     parts: Parts
     zero: bool
 
 
 def write_weights(
-    path: Path, graph: Graph, plans: Mapping[str, Plan], progress: Callable[[float], None]
+    path: Path,
+    graph: Graph,
+    plans: Mapping[str, Plan],
+    progress: Callable[[float], None],
+    blocks: Iterable[Block] | None = None,
 ) -> tuple[str, ...]:
     """Quantize or carry every weight of the graph and write it; the matrices that are nothing but zeros.
 
-    `progress` gets the share that is done. Raises StorageError when the space is lacking, before the first block where
-    the system can reserve it, OptionError for statistics that a method lacks, and CheckpointError for a tensor with
-    numbers that are not finite, or too large for the float16 that its scheme needs.
+    `progress` gets the share that is done. `blocks` are all weights already encoded, in any order; by default they are
+    encoded here, by methods that need no more than the plans hold.
+
+    Raises StorageError when the space is lacking, before the first block where the system can reserve it, OptionError
+    for statistics that a method lacks, and CheckpointError for a tensor with numbers that are not finite, or too large
+    for the float16 that its scheme needs.
     """
-    for name, plan in plans.items():
-        for method in plan.choice.methods:
-            check_statistics(method, name, plan.statistics)
+    if blocks is None:
+        for name, plan in plans.items():
+            for method in plan.choice.methods:
+                check_statistics(method, name, plan.statistics)
+        blocks = _blocks(graph, plans)
     tensors = [entry for group in file_order(graph) for entry in _interleave(group, plans)]
     header, infos = plan_header(tensors)
     size = max(info.stop for info in infos.values())
@@ -86,7 +95,7 @@ def write_weights(
         with open(path, "wb") as file:
             _reserve(file.fileno(), size)
             file.write(header)
-            for block in _blocks(graph, plans):
+            for block in blocks:
                 for part, values in block.parts.items():
                     info = infos[f"{block.job.run.name}.{part}" if part else block.job.run.name]
                     done += _write_rows(file, info, block.job.start, values)
@@ -131,31 +140,32 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[_Block]:
+def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[Block]:
     """Blocks of encoded rows in any order that keeps each run together, a few ahead of the writer."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        ahead: list[Future[_Block]] = []
+        ahead: list[Future[Block]] = []
         for weight in graph.weights:
-            for job in _jobs(weight, plans[weight.name].choice):
-                ahead.append(pool.submit(_encode, job, plans[weight.name]))
+            for job in jobs(weight, plans[weight.name].choice):
+                ahead.append(pool.submit(encode_block, job, plans[weight.name]))
                 if len(ahead) > _WORKERS:
                     yield ahead.pop(0).result()
         for future in ahead:
             yield future.result()
 
 
-def _jobs(weight: Weight, choice: Choice) -> Iterator[_Job]:
+def jobs(weight: Weight, choice: Choice) -> Iterator[Job]:
+    """A weight in pieces of at most a few million numbers."""
     for run, method in zip(choice.layout.split(weight.name, weight.stored), choice.methods, strict=True):
         count = run.shape[0]
         step = max(1, _BLOCK // run.shape[1]) if len(run.shape) == 2 else count
         for start in range(0, count, step):
-            yield _Job(weight, run, method, start, min(start + step, count))
+            yield Job(weight, run, method, start, min(start + step, count))
 
 
 class _Source:
     """The rows of a job in the checkpoint; `exporters.quant.method.Rows` to a method."""
 
-    def __init__(self, job: _Job, plan: Plan, largest: float) -> None:
+    def __init__(self, job: Job, plan: Plan, largest: float) -> None:
         self._source = plan.source
         self._largest = largest
         by_rows = plan.choice.layout.axis == "rows"
@@ -195,15 +205,28 @@ def _check_numbers(values: npt.NDArray[np.floating], name: str, largest: float) 
     return low, high
 
 
-def _encode(job: _Job, plan: Plan) -> _Block:
+def encode_block(job: Job, plan: Plan) -> Block:
+    """Quantize or carry the rows of a job. Raises CheckpointError for numbers that cannot be stored."""
     scheme = payload.parse_scheme(job.run.scheme)
     source = _Source(job, plan, _LARGEST_FLOAT if job.run.scheme == "float32" else _LARGEST_HALF)
     if scheme is None:
         dtype = np.float16 if job.run.scheme == "float16" else np.float32
         parts: Parts = {"": np.asarray(source.read(), dtype)}
     else:
-        parts = find(job.method).quantize(source, scheme, plan.statistics)
-    return _Block(job, parts, source.zero)
+        parts = find(job.method).quantize(source, scheme, _of_run(plan, job.run))
+    return Block(job, parts, source.zero)
+
+
+def _of_run(plan: Plan, run: Run) -> Statistics | None:
+    """The statistics of those columns that a run holds."""
+    found = plan.statistics
+    if found is None or plan.choice.layout.axis == "rows":
+        return found
+    part = slice(run.start, run.stop)
+    square, moment = found.mean_square, found.moment
+    return Statistics(
+        found.tokens, None if square is None else square[part], None if moment is None else moment[part, part]
+    )
 
 
 def _write_rows(file: BinaryIO, info: TensorInfo, start: int, values: npt.NDArray[Any]) -> int:

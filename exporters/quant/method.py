@@ -59,6 +59,7 @@ class Method(Protocol):
 METHODS: dict[str, str] = {
     "nearest": "exporters.quant.rtn",
     "carry": "exporters.quant.carry",
+    "gptq": "exporters.quant.gptq",
 }
 DEFAULT = "nearest"
 

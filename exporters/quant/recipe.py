@@ -5,7 +5,7 @@
     [[rule]]
     match = ["embed", "head"]       # one shell-style pattern or several
     scheme = "int8-g32-sym"         # a name from edge.payload.SCHEMES
-    method = "nearest"              # a name from exporters.quant.method.METHODS; absent: this one
+    method = "nearest"              # a name from exporters.quant.method.METHODS; absent: by the export's effort
     carry = true                    # keep a source's own codes where a scheme holds them exactly
     [[rule]]
     match = "layers.3.attn.[qk]"
@@ -171,8 +171,11 @@ def pick(parameters: int) -> str:
     return "sub1b" if parameters < SMALL else "7b"
 
 
-def load(name_or_path: str | Path) -> Recipe:
-    """A shipped recipe by name, or a TOML file. Raises NotFoundError or OptionError."""
+def load(name_or_path: str | Path, method: str = DEFAULT) -> Recipe:
+    """A shipped recipe by name, or a TOML file; `method` is that of rules which name none.
+
+    Raises NotFoundError or OptionError.
+    """
     path = expanded(name_or_path)
     if str(name_or_path) in named():
         path = _FOLDER / f"{name_or_path}.toml"
@@ -186,14 +189,14 @@ def load(name_or_path: str | Path) -> Recipe:
     if unknown or not isinstance(data.get("rule"), list) or not data["rule"]:
         problem = f"unknown key {min(unknown)!r}" if unknown else "no [[rule]]"
         raise OptionError(f"recipe {path}: {problem}; a recipe has a name and a list of rules")
-    rules = tuple(_rule(path, index, item) for index, item in enumerate(data["rule"], 1))
+    rules = tuple(_rule(path, index, item, method) for index, item in enumerate(data["rule"], 1))
     limit = data.get("activation_kl")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not 0 < limit < 1e9):
         raise OptionError(f"recipe {path}: activation_kl is {limit!r}; it must be a positive number")
     return Recipe(str(data.get("name", path.stem)), rules, limit)
 
 
-def _rule(path: Path, index: int, item: Any) -> Rule:
+def _rule(path: Path, index: int, item: Any, default: str) -> Rule:
     where = f"recipe {path}, rule {index}"
     if not isinstance(item, dict):
         raise OptionError(f"{where}: {item!r} is no table; write it under [[rule]]")
@@ -207,7 +210,7 @@ def _rule(path: Path, index: int, item: Any) -> Rule:
     carry = item.get("carry", False)
     if not isinstance(carry, bool):
         raise OptionError(f"{where}: carry must be true or false")
-    method = item.get("method", DEFAULT)
+    method = item.get("method", default)
     try:
         payload.parse_scheme(str(item.get("scheme")))
         find(str(method))

@@ -1,0 +1,48 @@
+"""One thread for each product of matrices while samples are worked on in parallel.
+
+Several threads a product, times several samples at once, wait for each other more than they work (measured: four times
+the processor time); and sums then come out in another order with another number of threads. numpy's own wheels
+bring OpenBLAS, whose number of threads can be set; where another library does the products, they stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+_SUFFIXES = ("64_", "")
+
+
+@contextlib.contextmanager
+def single() -> Iterator[bool]:
+    """While it is open, a product of matrices takes one thread; False where that cannot be had."""
+    found = _library()
+    if found is None:
+        yield False
+        return
+    library, suffix = found
+    get, put = (getattr(library, f"scipy_openblas_{verb}_num_threads{suffix}") for verb in ("get", "set"))
+    before = get()
+    put(1)
+    try:
+        yield True
+    finally:
+        put(before)
+
+
+def _library() -> tuple[ctypes.CDLL, str] | None:
+    """OpenBLAS as numpy loaded it, and what its functions' names end in."""
+    package = Path(np.__file__).parent
+    folders = (package.parent / "numpy.libs", package / ".dylibs")
+    for path in sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir()):
+        if "openblas" not in path.name:
+            continue
+        library = ctypes.CDLL(str(path))
+        for suffix in _SUFFIXES:
+            if hasattr(library, f"scipy_openblas_set_num_threads{suffix}"):
+                return library, suffix
+    return None

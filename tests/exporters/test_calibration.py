@@ -1,0 +1,209 @@
+"""Calibration: its texts, its statistics against the reference interpreter, its memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge import graph as graphs
+from edge import payload
+from edge.chat import check_templates
+from edge.errors import NotFoundError, OptionError
+from edge.ops import Linear
+from edge.tokenizer import Tokenizer
+from exporters.architectures import Model, describe
+from exporters.calibration import calibrator, spill, text
+from exporters.calibration.walk import cut
+from exporters.checkpoint import Checkpoint, TokenizerFiles
+from exporters.checkpoint.open import open_checkpoint
+from exporters.payload_writer import Block, Plan
+from exporters.quant import gptq, method, recipe
+from exporters.quant.method import Statistics
+from exporters.reference import Reference
+from tests.exporters.tiny import tiny_gemma3, tiny_qwen2
+
+WORDS = [f"word{index}" for index in range(4000)]
+
+
+@pytest.fixture
+def files(llama_folder: Path) -> TokenizerFiles:
+    checkpoint = open_checkpoint(llama_folder)
+    try:
+        return checkpoint.tokenizer()
+    finally:
+        checkpoint.close()
+
+
+@pytest.fixture
+def tokenizer(files: TokenizerFiles) -> Tokenizer:
+    return Tokenizer(files.tokenizer, bos=files.bos, eos=files.eos, add_bos=True, special=files.special)
+
+
+def test_a_text_becomes_samples_of_equal_length(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog. " * 200, encoding="utf-8")
+    found = text.read(path, tokenizer, None, context=64, measured=())
+    assert {len(sample) for sample in found.samples} == {64}
+    assert {sample[0] for sample in found.samples} == {tokenizer.bos}
+    ids = tokenizer.encode(path.read_text(encoding="utf-8"))
+    assert [list(sample[1:]) for sample in found.samples[:2]] == [ids[:63], ids[63:126]]
+    assert found.to_json()["tokens"] == 64 * len(found.samples)
+
+
+def test_too_long_a_text_is_drawn_from_as_before(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text(" ".join(WORDS * 8), encoding="utf-8")
+    first, second = (text.read(path, tokenizer, None, context=4096, measured=()) for _ in range(2))
+    assert first == second
+    assert len(first.samples) == text.TOKENS // text.LENGTH
+
+
+def test_jsonl_takes_texts_and_messages(tmp_path: Path, tokenizer: Tokenizer, files: TokenizerFiles) -> None:
+    templates = check_templates(files.chat_template, {}, files.special)
+    assert templates is not None
+    path = tmp_path / "own.jsonl"
+    messages = [{"role": "user", "content": "the dog sleeps " * 60}]
+    path.write_text(
+        json.dumps({"text": "for index in range(10): " * 60}) + "\n\n" + json.dumps({"messages": messages}),
+        encoding="utf-8",
+    )
+    found = text.read(path, tokenizer, templates, context=4096, measured=())
+    ids = [token for sample in found.samples for token in sample[1:]]
+    expected = tokenizer.encode("for index in range(10): " * 60 + "\n\n") + templates.encode(messages, tokenizer)
+    assert ids == expected[: len(ids)]
+    assert len(ids) > len(expected) / 2
+    with pytest.raises(OptionError, match="has no chat template; give it texts"):
+        text.read(path, tokenizer, None, context=4096, measured=())
+
+
+def test_unusable_texts_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def read(name: str, content: str, measured: tuple[str, ...] = ()) -> None:
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        text.read(tmp_path / name, tokenizer, None, context=64, measured=measured)
+
+    with pytest.raises(OptionError, match=r"short\.txt is \d+ tokens; at least 256"):
+        read("short.txt", "too short")
+    with pytest.raises(OptionError, match=r"line 2 has neither"):
+        read("odd.jsonl", '{"text": "x"}\n{"txt": "y"}')
+    with pytest.raises(OptionError, match=r"a part of the text that the result is measured on"):
+        read("same.txt", " ".join(WORDS[:400]), (" ".join(["other", *WORDS[100:116]]),))
+    read("apart.txt", " ".join(WORDS[:400]), (" ".join(["other", *WORDS[100:115], "end"]),))
+    with pytest.raises(NotFoundError, match=r"no calibration text"):
+        text.read(tmp_path / "none.txt", tokenizer, None, context=64, measured=())
+
+
+Opener = Callable[[Path], Checkpoint]
+
+
+def planned(checkpoint: Checkpoint, name: str) -> tuple[Model, graphs.Graph, dict[str, Plan]]:
+    model = describe(checkpoint)
+    graph = graphs.build(model.spec)
+    chosen = recipe.load("int4-g32-sym", name)
+    plans = {w.name: Plan(model.weights[w.name], chosen.choose(w, model.weights[w.name])) for w in graph.weights}
+    return model, graph, calibrator.settle(graph, plans)
+
+
+def samples(count: int, length: int, vocab: int) -> list[list[int]]:
+    return np.random.default_rng(5).integers(0, vocab, (count, length)).tolist()
+
+
+def assemble(graph: graphs.Graph, blocks: Iterator[Block]) -> dict[str, Any]:
+    """The numbers of a bundle's weights, from the blocks that are written."""
+    made = {w.name: np.full(w.stored, np.nan, np.float32) for w in graph.weights}
+    for block in blocks:
+        run, job = block.job.run, block.job
+        kind = payload.parse_scheme(run.scheme)
+        values = block.parts[""] if kind is None else payload.dequantize(kind, block.parts, run.shape[1])
+        made[job.weight.name][run.start + job.start : run.start + job.stop] = values
+    assert all(np.isfinite(values).all() for values in made.values())
+    return made
+
+
+@pytest.mark.parametrize("make", [tiny_qwen2, tiny_gemma3])
+def test_statistics_are_of_the_inputs_that_the_finished_bundle_makes(
+    make: Any, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer by layer on its own output: the reference, run with the finished weights, sees the very same moments."""
+    told: list[tuple[Any, Statistics]] = []
+    module: Any = ModuleType("spy")
+    module.NEEDS = gptq.NEEDS
+
+    def quantize(weight: Any, scheme: payload.Scheme, statistics: Statistics | None) -> Any:
+        assert statistics is not None
+        told.append((weight.read(), statistics))
+        return gptq.quantize(weight, scheme, statistics)
+
+    module.quantize = quantize
+    monkeypatch.setitem(sys.modules, "spy", module)
+    monkeypatch.setitem(method.METHODS, "spy", "spy")
+    model, graph, plans = planned(opened(make(tmp_path / "model")), "spy")
+    ids = samples(3, 24, model.spec.vocab_size)
+    made = assemble(graph, calibrator.blocks(graph, plans, ids, tmp_path))
+    inputs: dict[str, Any] = {}
+    reference = Reference(graph, lambda name, start, stop: made[name][start:stop], context=24)
+    values: dict[str, Any] = {}
+
+    def observe(op: Any, result: Any) -> None:
+        values[op.output] = result
+        if isinstance(op.attrs, Linear):
+            inputs.setdefault(op.attrs.weight.name, []).append(values[op.inputs[0]])
+
+    for sample in ids:
+        reference.reset()
+        reference.run(sample, observe=observe)
+    checked = 0
+    for name, seen in inputs.items():
+        x = np.concatenate(seen).astype(np.float64)
+        w = model.weights[name].read()
+        found = next(item for rows, item in told if rows.shape == w.shape and np.array_equal(rows, w))
+        assert found.tokens == 72 or name == "embed"
+        assert found.moment is not None
+        if name != "embed":  # a tied head is judged by the float model's inputs
+            np.testing.assert_allclose(found.moment, x.T @ x / 72, rtol=2e-3, atol=2e-3 * np.abs(found.moment).max())
+            checked += 1
+    assert checked == 7 * len(model.spec.layers) + (not model.spec.tied_head)
+
+
+def test_every_op_up_to_the_head_runs_once(llama_folder: Path, opened: Opener) -> None:
+    graph = graphs.build(describe(opened(llama_folder)).spec)
+    ops = [op.output for segment in cut(graph) for op in segment.ops]
+    assert ops == [op.output for op in graph.ops][: len(ops)]
+    assert cut(graph)[-1].group[0].output == graphs.LOGITS
+
+
+def test_q5_memory_does_not_grow_with_the_samples(
+    llama_folder: Path, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "LIMIT", 0)
+    model, graph, plans = planned(opened(llama_folder), "gptq")
+    peaks = []
+    for count in (12, 96):
+        ids = samples(count, 64, model.spec.vocab_size)
+        tracemalloc.start()
+        for _ in calibrator.blocks(graph, plans, ids, tmp_path):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.15 * peaks[0]
+    assert not list(tmp_path.glob(".values*"))
+
+
+def test_a_bundle_is_the_same_with_another_number_of_threads(
+    llama_folder: Path, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, graph, plans = planned(opened(llama_folder), "gptq")
+    ids = samples(9, 48, model.spec.vocab_size)
+    made = []
+    for workers in (1, 5):
+        monkeypatch.setattr(calibrator.os, "cpu_count", lambda workers=workers: workers)
+        made.append(assemble(graph, calibrator.blocks(graph, plans, ids, tmp_path)))
+    for name in made[0]:
+        np.testing.assert_array_equal(made[0][name], made[1][name])
