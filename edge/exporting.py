@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 class ExportOptions(TypedDict, total=False):
     """What an export may be told.
 
-    recipe    a shipped recipe's name or a TOML file; by default chosen by size
-    name      the model's name in the manifest; by default the folder's
-    targets   what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
-    progress  gets a stage and the share of it that is done
+    recipe       a shipped recipe's name or a TOML file; by default chosen by size
+    name         the model's name in the manifest; by default the folder's
+    targets      what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
+    effort       how codes are found where the recipe does not say: "none" rounds each number to the nearest one (the
+                 default), "medium" calibrates: minutes instead of seconds, and far closer to the source
+    calibration  a text or JSONL file to calibrate on; by default a built-in mix of prose, code and dialogue
+    progress     gets a stage and the share of it that is done
     """
 
     recipe: str | Path | None
     name: str | None
     targets: Sequence[str] | None
+    effort: str | None
+    calibration: str | Path | None
     progress: Callable[[str, float], None] | None
 
 

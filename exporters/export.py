@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,9 +21,11 @@ from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
 from edge.tokenizer import Tokenizer
-from exporters import native_precision, parity, quality, targets
+from exporters import calibration, native_precision, parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
+from exporters.calibration import calibrator
+from exporters.calibration.text import Calibration
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.open import open_checkpoint
@@ -51,6 +54,7 @@ class _Described:
     graph: Graph
     recipe: Recipe
     plans: Mapping[str, Plan]
+    calibration: Calibration | None
     files: TokenizerFiles
     targets: tuple[str, ...]
     notes: tuple[str, ...]
@@ -65,9 +69,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
         with BundleFolder(Path(out)) as folder:
             report("describe", 0.0)
             found = _describe(checkpoint, options.get("name") or folder.target.stem, options)
-            zeros = write_weights(
-                folder.path / bundles.WEIGHTS, found.graph, found.plans, lambda share: report("quantize", share)
-            )
+            zeros = _write_weights(found, folder.path, report)
             _write_texts(folder.path, found.files)
             draft = Bundle(folder.path, replace(found.draft, files=_sums(folder.path, bundles.TOKENIZER)))
             report("reference", 0.0)
@@ -95,26 +97,42 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     return bundles.open_bundle(target)
 
 
+def _write_weights(found: _Described, folder: Path, report: Progress) -> tuple[str, ...]:
+    """The payload, calibrated where a method needs it; the matrices that are nothing but zeros."""
+    path = folder / bundles.WEIGHTS
+    if found.calibration is None:
+        return write_weights(path, found.graph, found.plans, lambda share: report("quantize", share))
+    report("calibrate", 0.0)
+    samples = found.calibration.samples
+    with contextlib.closing(calibrator.blocks(found.graph, found.plans, samples, folder)) as blocks:
+        return write_weights(path, found.graph, found.plans, lambda share: report("calibrate", share), blocks)
+
+
 def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Described:
     """Everything that can be refused without reading a weight is refused here."""
     model = describe(checkpoint)
     graph = graphs.build(model.spec)
-    asked = options.get("recipe")
-    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked)
-    plans = {
+    effort, asked = options.get("effort"), options.get("recipe")
+    method = calibration.method_of(calibration.NO_EFFORT if effort is None else effort)
+    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked, method)
+    chosen = {
         weight.name: Plan(source, recipe.choose(weight, source))
         for weight in graph.weights
         for source in [model.weights[weight.name]]
     }
+    plans = calibrator.settle(graph, chosen)
     wanted, notes = targets.choose(graph, options.get("targets"))
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
+    samples = calibration.read_samples(
+        options.get("calibration"), plans, files, context=model.spec.context, measured=parity.TEXT
+    )
     enders = {str(token): places for token, places in files.enders.items()}
     layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}
     draft = Manifest(
         name=name,
         spec=model.spec,
         schemes={key: layout for key, layout in layouts.items() if layout != "float32"},
-        recipe=recipe.to_json(),
+        recipe=recipe.to_json() | ({"calibration": samples.to_json()} if samples else {}),
         tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, enders),
         graphs={},
         kv=_describe_kv(model),
@@ -122,7 +140,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         sampling=checkpoint.sampling(),
     )
     _check_opening(checkpoint, draft, files)
-    return _Described(model, graph, recipe, plans, files, wanted, notes, draft)
+    return _Described(model, graph, recipe, plans, samples, files, wanted, notes, draft)
 
 
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:

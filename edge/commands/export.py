@@ -52,6 +52,17 @@ class Export:
         str | None,
         typer.Option(metavar="onnx|none", help="What to make besides the payload. [default: all that can be made]"),
     ] = None
+    effort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|medium",
+            help="none rounds to nearest; medium calibrates: minutes, and far closer to the source. [default: none]",
+        ),
+    ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.txt|FILE.jsonl", help="What to calibrate on. [default: a built-in mix]"),
+    ] = None
     variants: Annotated[
         list[str] | None,
         typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
@@ -76,8 +87,9 @@ class Export:
         targets = parse_targets(self.targets)
         with terminal.progress() as progress:
             bundle = edge.export(
-                self.source, target, recipe=self.recipe, name=self.name, targets=targets, progress=progress
-            )
+                self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
+                calibration=self.calibration, progress=progress,
+            )  # fmt: skip
         summary = describe(bundle)
         if self.json:
             terminal.print_json(summary)
@@ -89,6 +101,8 @@ class Export:
     def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
+        if self.effort is not None or self.calibration is not None:
+            raise OptionError("--effort and --calibration are for one SOURCE; leave them out with --variants")
         targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")

@@ -51,5 +51,6 @@ def note_quality(report: QualityReport) -> None:
     if not total.mean_kl <= LOSS_LIMIT:
         terminal.note(
             f"warning: a mean KL above {LOSS_LIMIT:g}: answers will often differ from the source model's; export with "
-            "more bits a weight: --recipe int8, or a recipe of your own with int8-g32-sym or float16 where it matters"
+            "--effort medium, or with more bits a weight: --recipe int8, or a recipe of your own with int8-g32-sym or "
+            "float16 where it matters"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,9 @@ def settle(graph: Graph, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     return found
 
 
-def blocks(graph: Graph, plans: Mapping[str, Plan], samples: Sequence[Sequence[int]], scratch: Path) -> Iterator[Block]:
+def blocks(
+    graph: Graph, plans: Mapping[str, Plan], samples: Sequence[Sequence[int]], scratch: Path
+) -> Generator[Block, None, None]:
     """Every weight of the graph as encoded blocks for the payload; `scratch` is a folder for values of samples."""
     with (
         threads.single() as single,
@@ -176,9 +178,13 @@ class _Calibrator:
     def _ordered(self, call: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """Results in order, a few being worked on at a time."""
         ahead: list[Future[Result]] = []
-        for item in items:
-            ahead.append(self._pool.submit(call, item))
-            if len(ahead) > _MOST_WORKERS:
+        try:
+            for item in items:
+                ahead.append(self._pool.submit(call, item))
+                if len(ahead) > _MOST_WORKERS:
+                    yield ahead.pop(0).result()
+            while ahead:
                 yield ahead.pop(0).result()
-        for future in ahead:
-            yield future.result()
+        finally:  # an interrupt waits for what runs, not for what was to come
+            for future in ahead:
+                future.cancel()

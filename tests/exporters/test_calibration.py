@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,11 +26,12 @@ from exporters.calibration import calibrator, spill, text
 from exporters.calibration.walk import cut
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
+from exporters.export import export
 from exporters.payload_writer import Block, Plan
 from exporters.quant import gptq, method, recipe
 from exporters.quant.method import Statistics
 from exporters.reference import Reference
-from tests.exporters.tiny import tiny_gemma3, tiny_qwen2
+from tests.exporters.tiny import tiny_gemma3, tiny_qwen2, write_gguf
 
 WORDS = [f"word{index}" for index in range(4000)]
 
@@ -207,3 +210,65 @@ def test_a_bundle_is_the_same_with_another_number_of_threads(
         made.append(assemble(graph, calibrator.blocks(graph, plans, ids, tmp_path)))
     for name in made[0]:
         np.testing.assert_array_equal(made[0][name], made[1][name])
+
+
+@pytest.fixture
+def own_text(tmp_path: Path) -> Path:
+    path = tmp_path / "own.txt"
+    path.write_text("\n".join(f"The quick dog {word} sleeps in the country." for word in WORDS[:300]), encoding="utf-8")
+    return path
+
+
+def test_an_export_with_effort_is_closer_to_its_source_and_says_what_it_read(
+    llama_folder: Path, own_text: Path, tmp_path: Path
+) -> None:
+    stages: dict[str, float] = {}
+    kl = {}
+    for effort in ("none", "medium"):
+        given = own_text if effort == "medium" else None
+        out = tmp_path / f"{effort}.dsedge"
+        bundle = export(
+            llama_folder, out, recipe="int4-g32-sym", targets=(), effort=effort, calibration=given,
+            progress=lambda stage, share: stages.update({stage: share}),
+        )  # fmt: skip
+        assert bundle.manifest.quality.parity is not None
+        assert bundle.manifest.quality.parity.source is not None
+        kl[effort] = bundle.manifest.quality.parity.source.mean_kl
+    told = bundle.manifest.recipe["calibration"]
+    assert told["sha256"] == hashlib.sha256(own_text.read_bytes()).hexdigest()
+    assert (told["text"], told["seed"]) == ("own.txt", 0)
+    assert {rule["method"] for rule in bundle.manifest.recipe["rule"]} == {"gptq"}
+    assert stages["calibrate"] == 1.0
+    assert kl["medium"] < 0.95 * kl["none"]  # its inputs are nearly independent: there is little to gain
+    assert not list((tmp_path / "medium.dsedge").rglob(".*"))
+
+
+def test_an_interrupted_calibration_leaves_nothing(llama_folder: Path, own_text: Path, tmp_path: Path) -> None:
+    before = threading.active_count()
+
+    def progress(stage: str, share: float) -> None:
+        if stage == "calibrate" and share > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(llama_folder, tmp_path / "x.dsedge", effort="medium", calibration=own_text, progress=progress)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.txt"]
+    assert threading.active_count() == before
+
+
+def test_codes_of_the_source_are_carried_whatever_the_effort(
+    llama_folder: Path, own_text: Path, tmp_path: Path
+) -> None:
+    source = write_gguf(llama_folder, tmp_path / "tiny.gguf", quantization="Q4_1")
+    made = [
+        export(source, tmp_path / f"{effort}.dsedge", targets=(), effort=effort).path / "weights.safetensors"
+        for effort in ("none", "medium")
+    ]
+    assert made[0].read_bytes() == made[1].read_bytes()
+    with pytest.raises(OptionError, match="would not be used"):
+        export(source, tmp_path / "x.dsedge", targets=(), effort="medium", calibration=own_text)
+
+
+def test_an_unknown_effort_names_the_known_ones(llama_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="unknown effort 'all'; known are none, medium"):
+        export(llama_folder, tmp_path / "x.dsedge", effort="all")

@@ -271,3 +271,14 @@ def test_a_recipe_saved_with_a_byte_order_mark(tmp_path: Path) -> None:
 def test_a_recipe_that_is_nested_too_deep(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"recipe .*mine\.toml: "):
         recipes.load(toml(tmp_path, "rule = " + "[" * 100_000))
+
+
+def test_a_rule_without_a_method_takes_that_of_the_export(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(
+        '[[rule]]\nmatch = "head"\nscheme = "int4-g32-sym"\nmethod = "nearest"\n'
+        '[[rule]]\nmatch = "*"\nscheme = "int4-g32-sym"\n',
+        encoding="utf-8",
+    )
+    assert [rule.method for rule in recipes.load(path).rules] == ["nearest", "nearest"]
+    assert [rule.method for rule in recipes.load(path, "gptq").rules] == ["nearest", "gptq"]
