@@ -28,6 +28,7 @@ replaced. `--debug`, anywhere on the line, shows a traceback of an error, and `d
 | 0 | done |
 | 1 | our fault: a bug, or numbers that are not finite |
 | 2 | something that you can mend: a wrong option, a missing or damaged file, no space left |
+| 3 | an export missed what `--gate` asks for; its report is kept, the bundle is not |
 | 130 | stopped by Ctrl-C |
 | 141 | whoever read the output went away |
 | 143 | stopped by SIGTERM (129: by SIGHUP); nothing half done is left |

@@ -11,6 +11,7 @@ EdgeError                     a message for a person: what was found, what is al
 │   │   ├── CheckpointError   a source model is missing a part, damaged or contradictory
 │   │   └── BundleError       a bundle is incomplete, damaged, hostile or of another format
 │   └── StorageError          the file system refused: no space, no permission
+├── GateError                 exit code 3: an export missed what its release must reach
 └── InternalError             exit code 1, HTTP 500: ours to mend
     ├── NumericsError         logits are NaN or infinite
     └── ClosedError           a closed runtime or pipeline was used
@@ -77,6 +78,10 @@ class BundleError(FormatError):
 
 class StorageError(UserError):
     pass
+
+
+class GateError(EdgeError):
+    exit_code = 3
 
 
 class InternalError(EdgeError):

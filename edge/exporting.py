@@ -22,6 +22,7 @@ class ExportOptions(TypedDict, total=False):
     effort       how codes are found where the recipe does not say: "none" rounds each number to the nearest one (the
                  default), "medium" calibrates: minutes instead of seconds, and far closer to the source
     calibration  a text or JSONL file to calibrate on; by default a built-in mix of prose, code and dialogue
+    gate         conditions such as "kl<=0.12,top1>=0.80" (see exporters.gate), without which nothing is published
     progress     gets a stage and the share of it that is done
     """
 
@@ -30,6 +31,7 @@ class ExportOptions(TypedDict, total=False):
     targets: Sequence[str] | None
     effort: str | None
     calibration: str | Path | None
+    gate: str | None
     progress: Callable[[str, float], None] | None
 
 
@@ -37,7 +39,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     """Turn a checkpoint (folder, .safetensors or .gguf) into the bundle `out`; see `ExportOptions`.
 
     Raises CheckpointError, OptionError, StorageError, UnsupportedError for a target that cannot be made of the model,
-    or NumericsError when a runtime does not compute what the reference does.
+    GateError when the bundle misses the gate, or NumericsError when a runtime does not compute what the reference does.
     """
     from exporters.export import export as run
 

@@ -21,7 +21,7 @@ from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
 from edge.tokenizer import Tokenizer
-from exporters import calibration, native_precision, parity, quality, targets
+from exporters import calibration, gate, native_precision, parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.calibration import calibrator
@@ -64,6 +64,8 @@ class _Described:
 def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]) -> Bundle:
     """Turn a checkpoint into the bundle `out`; see `edge.export` for the options and errors."""
     report: Progress = options.get("progress") or (lambda stage, share: None)
+    wanted = options.get("gate")
+    conditions = () if wanted is None else gate.parse(wanted)
     checkpoint = open_checkpoint(source)
     try:
         with BundleFolder(Path(out)) as folder:
@@ -88,6 +90,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             notes += [note for item in emitted for note in item.notes]
             judged = quality.build(made, found.plans, compared, notes)
             report("compare", 1.0)
+            gate.check(conditions, judged, folder.target)
             _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
             report("publish", 0.0)
             target = folder.commit()

@@ -63,6 +63,10 @@ class Export:
         Path | None,
         typer.Option(metavar="FILE.txt|FILE.jsonl", help="What to calibrate on. [default: a built-in mix]"),
     ] = None
+    gate: Annotated[
+        str | None,
+        typer.Option(metavar="'kl<=0.12,top1>=0.80'", help="Publish only what reaches this; otherwise exit with 3."),
+    ] = None
     variants: Annotated[
         list[str] | None,
         typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
@@ -88,7 +92,7 @@ class Export:
         with terminal.progress() as progress:
             bundle = edge.export(
                 self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
-                calibration=self.calibration, progress=progress,
+                calibration=self.calibration, gate=self.gate, progress=progress,
             )  # fmt: skip
         summary = describe(bundle)
         if self.json:
@@ -101,8 +105,8 @@ class Export:
     def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
-        if self.effort is not None or self.calibration is not None:
-            raise OptionError("--effort and --calibration are for one SOURCE; leave them out with --variants")
+        if any(item is not None for item in (self.effort, self.calibration, self.gate)):
+            raise OptionError("--effort, --calibration and --gate are for one SOURCE; leave them out with --variants")
         targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
