@@ -199,10 +199,11 @@ def _settle(stream: IO[str]) -> None:
 
 
 def _replace_closed_streams() -> None:
-    """A standard stream that the shell has closed is None: read nothing from it, and write to nowhere."""
+    """A standard stream that is closed (by the shell: None) is replaced: it reads nothing, and writes to nowhere."""
     # In this order: each takes the lowest free descriptor, its own, which no other file may then get.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None or stream.closed:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it lasts as long as we do)
 
 

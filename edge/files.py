@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
 import stat
 import sys
 from pathlib import Path
+
+# The errors by which a file system refuses to take something: no room, no permission, no such place.
+REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o600) -> None:

@@ -59,7 +59,7 @@ class Pipeline:
         if sinks is None:
             sinks = 0 if options.policy == "error" else min(DEFAULT_SINKS, context - 1)
         layout = plan_layout(bundle.spec, context, chunk=options.chunk, sinks=sinks, sequences=options.sequences)
-        _check_memory(bundle)
+        _check_memory(bundle, 0, context)
         self.bundle = bundle
         self.options = options
         self.tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
@@ -70,6 +70,7 @@ class Pipeline:
         self.call_formats = find_formats(source, self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
+            _check_memory(bundle, self.runtime.kv_bytes, context)  # reserved only: it is taken while a context fills
             self._turns = Turns(Session(self.runtime, options.policy))
         except OptionError:
             self.runtime.close()
@@ -232,14 +233,22 @@ def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
     return by_variable or any(message.get("tools") or message.get("functions") for message in messages)
 
 
-def _check_memory(bundle: Bundle) -> None:
-    """Raise OptionError where a container's memory cannot even hold the weights: the system would end the process."""
+def _check_memory(bundle: Bundle, kv: int, context: int) -> None:
+    """Raise OptionError where a container's memory cannot hold the weights and `kv` bytes of keys and values.
+
+    The system would end the process, at once or in the middle of a long conversation.
+    """
     limit, weights = memory_limit(), bundle.weights.path.stat().st_size
-    if limit is not None and weights > limit:
-        raise OptionError(
-            f"the weights of {bundle.manifest.name} take {weights / 1e6:.0f} MB and this container may use "
-            f"{limit / 1e6:.0f} MB of memory; raise its limit or take a smaller model"
-        )
+    if limit is None or weights + kv <= limit:
+        return
+    needed, advice = f"take {weights / 1e6:.0f} MB", "raise its limit or take a smaller model"
+    if weights <= limit:
+        needed += f", keys and values for a context of {context} {kv / 1e6:.0f} MB,"
+        advice = "choose a smaller context, or fewer sequences, or raise the limit"
+    raise OptionError(
+        f"the weights of {bundle.manifest.name} {needed} and this container may use {limit / 1e6:.0f} MB of memory; "
+        f"{advice}"
+    )
 
 
 def load(name_or_path: str | Path, options: RuntimeOptions | None = None) -> Pipeline:

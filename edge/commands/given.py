@@ -24,14 +24,25 @@ _PATIENCE_S = 2.0  # how long stdin may stay open before a line says what is wai
 def read_prompt(prompt: str | None, *, raw: bool) -> str:
     """What to ask: PROMPT, the text on stdin, or both with a blank line between them; '-' is stdin's text alone.
 
-    Unless `raw`, the text on stdin has no white space around it. Raises OptionError where there is nothing to ask.
+    Unless `raw`, the text on stdin has no white space around it. With a PROMPT, a stdin that cannot be read gives no
+    text, and a note says so. Raises OptionError where there is nothing to ask, StorageError where only stdin was to
+    say it and cannot be read.
     """
     words = [] if prompt in (None, "-") else [texts.decode_word(prompt or "")]
-    piped = "" if sys.stdin.isatty() and words else _read_stdin(raw=raw)
+    piped = _read_beside(raw=raw) if words else _read_stdin(raw=raw)
     text = "\n\n".join(part for part in (*words, piped) if part)
     if not text:
         raise OptionError("the prompt is empty; give it as an argument or on stdin")
     return text
+
+
+def _read_beside(*, raw: bool) -> str:
+    """The text on stdin that follows a prompt: none from a terminal, and none from a stream that cannot be read."""
+    try:
+        return "" if sys.stdin.isatty() else _read_stdin(raw=raw)
+    except StorageError as error:  # a program may start this one with a stdin that was never meant to be read
+        terminal.note(f"{error}; only the prompt is sent")
+        return ""
 
 
 def _read_stdin(*, raw: bool) -> str:

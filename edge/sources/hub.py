@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edge.errors import UnsupportedError, UserError
+from edge.files import REFUSALS
 from edge.progress import Progress, report_transfer
 from edge.sources.addresses import is_offline
 from edge.sources.proxies import loopback_direct
@@ -21,7 +21,6 @@ from edge.sources.proxies import loopback_direct
 # What an export reads; repositories also hold the same weights in other formats.
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*")
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _SAMPLE_S = 0.5
 
 
@@ -107,7 +106,7 @@ def _translated() -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
+        if isinstance(error, OSError) and error.errno in REFUSALS:
             raise
         if is_offline(error):
             raise UserError("no network: the hub cannot be reached") from error

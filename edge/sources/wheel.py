@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from edge.errors import UserError
+from edge.files import REFUSALS
 from edge.progress import Progress, report_transfer
 from edge.sources.proxies import direct_environment
 
@@ -29,6 +30,7 @@ _OFFLINE = re.compile(
     r"[Nn]ame or service not known|name resolution|nodename nor servname|getaddrinfo failed|Failed to resolve|"
     r"[Nn]etwork is unreachable|[Nn]o route to host"
 )
+_REFUSED = re.compile(r"\[Errno (\d{1,5})\] ([^:'\n]+)")  # as Python prints an OSError
 _BROKEN_OFF = re.compile(r"[Cc]onnection (?:broken|aborted|reset)|timed? ?out|[Ii]ncomplete|not enough bytes")
 # A bad file, damaged data, offsets that lead out of the file, a compression that this Python lacks, encryption.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
@@ -64,6 +66,9 @@ def _download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
         said = "\n".join(lines)
         if "No module named pip" in said:
             raise UserError(f"{sys.executable} has no pip to fetch packages with; `python -m ensurepip` installs it")
+        refused = _REFUSED.search(said)
+        if refused and int(refused[1]) in REFUSALS:
+            raise OSError(int(refused[1]), refused[2])
         if _OFFLINE.search(said):
             raise UserError("no network: the package index cannot be reached")
         if attempt == _TRIES - 1 or not _BROKEN_OFF.search(said):
@@ -80,6 +85,7 @@ def _run_pip(requirement: str, folder: Path, progress: Progress) -> tuple[int, l
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", *_progress_options(), "--dest", str(folder), requirement]
     environment = {"PIP_RETRIES": "1", **direct_environment(os.environ)}  # without a network: one more try, not five
+    environment["TMPDIR"] = str(folder)  # where a model may lie, as /tmp is often small and of memory
     lines = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,

@@ -38,7 +38,15 @@ def read_spec(config: Config, family: str, fields: Mapping[str, Any]) -> Decoder
         values["ropes"] = (read_rope(config, read_head_dim(config)),)
     if "layers" not in values:
         values["layers"] = repeat(config, read_layer(config))
+    values["layers"] = _within(values["context"], values["layers"])
     return DecoderSpec(**values)
+
+
+def _within(context: int, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """The layers; a window that no context leaves is none, so that its layers share a ring with the others."""
+    return tuple(
+        with_attention(layer, window=None) if (layer.attention.window or 0) >= context else layer for layer in layers
+    )
 
 
 def read_layer(

@@ -92,6 +92,26 @@ def test_n12_the_prompt_and_what_comes_on_stdin_are_both_sent(
     assert seen == [sent if "--raw" in words else [{"role": "user", "content": sent}]]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors of POSIX")
+def test_n12_a_stdin_that_cannot_be_read_leaves_the_prompt(bundle: Path) -> None:
+    """Some services start a program with /dev/null open for writing alone as its stdin, or with none."""
+    prefix = ["/bin/sh", "-c", 'exec "$@" 0>/dev/null', "sh", sys.executable, "-m", "edge"]
+    for words, code, out in ((("hi",), 0, ANSWER + "\n"), ((), 2, "")):
+        done = subprocess.run(
+            [*prefix, *map(str, run(bundle, *words))], check=False, cwd=ROOT, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (code, out)
+        assert "stdin cannot be read: Bad file descriptor" in done.stderr
+        assert ("only the prompt is sent" in done.stderr) == bool(words)
+
+
+def test_n12_a_closed_stdin_has_no_text(invoke: Invoke, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.TextIOWrapper(io.BytesIO())
+    closed.close()
+    monkeypatch.setattr(sys, "stdin", closed)
+    assert main([str(word) for word in run(bundle, "hi")]) == 0
+
+
 def test_n22_json_loses_no_character_whatever_the_console(invoke: Invoke, tmp_path: Path) -> None:
     odd = write_bundle(tmp_path / "odd.dsedge", ["Größe 日本 €"]).path
     command = [sys.executable, "-m", "edge", *map(str, run(odd, "hi", "--json"))]

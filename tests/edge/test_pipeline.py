@@ -286,8 +286,17 @@ def test_n8_weights_beyond_a_containers_memory_are_refused_with_both_numbers(
     opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = opened().bundle.weights.path.stat().st_size
-    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: size)
-    opened()
     monkeypatch.setattr(pipeline_module, "memory_limit", lambda: size - 1)
     with pytest.raises(OptionError, match=r"take 0 MB and this container may use 0 MB of memory"):
+        opened()
+
+
+def test_n8_keys_and_values_count_as_well(opened: OpenScripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened() as fitting:
+        needed = fitting.bundle.weights.path.stat().st_size + fitting.runtime.kv_bytes
+        assert fitting.runtime.kv_bytes > 0
+    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed)
+    opened().close()
+    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed - 1)
+    with pytest.raises(OptionError, match=r"keys and values for a context of \d+ \d+ MB, .* choose a smaller context"):
         opened()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import zipfile
 from pathlib import Path
@@ -32,6 +33,22 @@ def packed(path: Path) -> bytes:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("data", bytes(range(256)) * 40)
     return path.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script in the place of Python")
+def test_n39_a_disk_that_is_full_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pip prints of a full disk; its own temporary files lie beside the model's, not in a /tmp of memory."""
+    python = tmp_path / "python"
+    lines = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: [Errno 28] No space left on device"]
+    python.write_text(
+        '#!/bin/sh\necho "$TMPDIR" > "$0.tmp"\n' + "".join(f"echo '{line}'\n" for line in lines) + "exit 2\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        wheel.download([("demo==1.0", "data")], tmp_path / "cache", 1, quiet)
+    assert caught.value.errno == errno.ENOSPC
+    assert Path((tmp_path / "python.tmp").read_text().strip()).parent == tmp_path
 
 
 @pytest.mark.parametrize("change", ["data", "method", "flag", "cut"])

@@ -16,12 +16,13 @@ from transformers import AutoConfig
 
 from edge.errors import CheckpointError, UnsupportedError
 from edge.graph import build
+from edge.kv import plan_layout
 from edge.layers import Dense, Gqa, LayerSpec
 from edge.payload import dequantize
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
 from tests.exporters.architectures.editing import Open, edit_config, edit_weights
-from tests.exporters.tiny import load_reference, tiny_llama, tiny_mistral, tiny_qwen2, write_gguf
+from tests.exporters.tiny import load_reference, tiny_gemma3, tiny_llama, tiny_mistral, tiny_qwen2, write_gguf
 
 
 def assert_same_weights(checkpoint: Checkpoint, folder: Path) -> None:
@@ -117,6 +118,16 @@ def test_windows_of_qwen2_and_mistral(tmp_path: Path, opened: Open) -> None:
     edit_config(mistral, "sliding_window", "num_key_value_heads")  # transformers' defaults: 4096 and 8
     with pytest.raises(CheckpointError, match="4 heads cannot be grouped over 8 kv heads"):
         describe(opened(mistral))
+
+
+def test_a_window_as_long_as_the_context_makes_one_ring(tmp_path: Path, opened: Open) -> None:
+    sizes = {"sliding_window": 64, "max_position_embeddings": 64}
+    whole = describe(opened(tiny_gemma3(tmp_path / "whole", **sizes))).spec
+    assert [layer.attention.window for layer in whole.layers] == [None] * 3
+    assert [layer.attention.rope for layer in whole.layers] == [0, 0, 1]  # the kinds still differ in their ropes
+    assert len(plan_layout(whole, 64).rings) == 1
+    sizes["max_position_embeddings"] = 65
+    assert len(plan_layout(describe(opened(tiny_gemma3(tmp_path / "less", **sizes))).spec, 65).rings) == 2
 
 
 def test_unknown_architecture_lists_the_known(folder: Path, opened: Open) -> None:
