@@ -110,6 +110,7 @@ def test_n12_a_closed_stdin_has_no_text(invoke: Invoke, bundle: Path, monkeypatc
     closed.close()
     monkeypatch.setattr(sys, "stdin", closed)
     assert main([str(word) for word in run(bundle, "hi")]) == 0
+    sys.stdin.close()  # what main has put in its place
 
 
 def test_n22_json_loses_no_character_whatever_the_console(invoke: Invoke, tmp_path: Path) -> None:
