@@ -29,6 +29,7 @@ from exporters.reference import KEEP_LIMIT, Array, Reader, Reference
 
 TEXT = Path(__file__).parent / "parity.txt"
 TOKENS = 128
+_NOISE = 1e-6  # differences of logits below it, in units of the largest one, are rounding
 TOLERANCE = 1e-3  # of exact, in units of the logits' standard deviation where that is above 1
 # What runs from the payload alone.
 PAYLOAD = Artefact((WEIGHTS,), ("native",))
@@ -61,9 +62,8 @@ class Parity:
         self._expected = self._reference(bundle, bundle.weights.read)
         self._source = None if source is None else self._reference(bundle, source_reader(source))
         for logits in (self._expected,) if self._source is None else (self._source, self._expected):
-            if not np.isfinite(logits).all() or not logits.std() > 0:
-                what = "all alike" if np.isfinite(logits).all() else "not finite"
-                raise CheckpointError(f"the model's logits are {what} on every text: the checkpoint is damaged")
+            if fault := _fault(logits):
+                raise CheckpointError(f"the model's logits are {fault}: the checkpoint is damaged")
 
     def _reference(self, bundle: Bundle, read: Reader) -> Array:
         # It runs once, so nothing is worth keeping; the context is the one that `run_graph` plans.
@@ -106,6 +106,18 @@ class Parity:
         logits = run_graph(bundle, self.ids, exact=False, runtime=name)
         total = None if self._source is None else compare(self._source, logits)
         return RuntimeQuality(exact, compare(self._expected, logits), total)
+
+
+def _fault(logits: Array) -> str:
+    """Why logits of some tokens, [tokens, vocab], say that the model computes nothing; empty if they do not."""
+    if not np.isfinite(logits).all():
+        return "not finite"
+    least = _NOISE * np.abs(logits).max()
+    if np.ptp(logits, axis=1).max() <= least:
+        return "all alike, for every token of the vocabulary"
+    if len(logits) > 1 and np.ptp(logits, axis=0).max() <= least:
+        return "all alike, whatever the text"
+    return ""
 
 
 def _automatic() -> str | None:

@@ -40,7 +40,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
     if bos is None and "bos_token" not in settings:
         bos = next(iter(read_ids(config.get("bos_token_id"), "config.json", "bos_token_id", notes)), None)
     templates = from_folder(folder, settings)
-    rendered = render(str(folder), templates, special)
+    rendered = render(str(folder), templates, special, notes)
     _check_marks(tokenizer, find_marks(rendered), path)
     enders = _enders(folder, config, tokenizer, {**settings, **special}, notes)
     add_turn_ends(enders, rendered, tokenizer, bos)

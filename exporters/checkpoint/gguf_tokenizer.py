@@ -54,7 +54,7 @@ def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles
     if add_bos and bos is None:
         raise CheckpointError(f"{path}: a BOS token is to be added but {PREFIX}bos_token_id does not say which")
     templates = from_metadata(path, metadata)
-    rendered = render(str(path), templates, special)
+    rendered = render(str(path), templates, special, notes)
     _type_marks(load_tokenizer(_written([], parts), path), types, find_marks(rendered), notes)
     added = _added_tokens(reader, tokens, types)
     if add_bos and bos is not None:

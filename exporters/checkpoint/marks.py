@@ -14,6 +14,7 @@ from typing import Any
 
 from edge.chat import ChatTemplate
 from edge.errors import CheckpointError, EdgeError, found_in
+from exporters.checkpoint.enders import Notes
 from exporters.checkpoint.templates import DEFAULT
 
 _ANSWER = "Zwanzigtausend"  # words that no template writes or looks for
@@ -60,23 +61,27 @@ class Rendered:
         return "chat template" if self.name == DEFAULT else f"chat template {self.name!r}"
 
 
-def render(where: str, templates: Mapping[str, str], special: Mapping[str, str]) -> tuple[Rendered, ...]:
-    """Render every template. Raises CheckpointError for one that is not valid."""
+def render(where: str, templates: Mapping[str, str], special: Mapping[str, str], notes: Notes) -> tuple[Rendered, ...]:
+    """Render every template; one that takes no conversation is noted. Raises CheckpointError for an invalid one."""
     found = []
     for name, source in templates.items():
         with found_in(CheckpointError, f"{where}: chat template {name!r}"):
             template = ChatTemplate(source, special)
-        found.append(Rendered(name, source, tuple(_conversations(template))))
+        refusals: list[EdgeError] = []
+        one = Rendered(name, source, tuple(_conversations(template, refusals)))
+        if not one.texts:
+            notes.add(f"the {one.title} renders no conversation of those that were tried: {refusals[0]}")
+        found.append(one)
     return tuple(found)
 
 
-def _conversations(template: ChatTemplate) -> Iterator[str]:
+def _conversations(template: ChatTemplate, refusals: list[EdgeError]) -> Iterator[str]:
     for messages, tools in _CONVERSATIONS:
         for prompt in (False, True):
             try:
                 yield template.render(messages, tools=tools, add_generation_prompt=prompt)
-            except EdgeError:  # a template may refuse any of them
-                continue
+            except EdgeError as error:  # a template may refuse any of them
+                refusals.append(error)
 
 
 def find_marks(rendered: Iterable[Rendered]) -> set[str]:

@@ -52,7 +52,7 @@ def kernels() -> str:
 
 
 def kept_kv(bundle: Bundle, options: RuntimeOptions) -> list[str]:
-    return kv_dtypes(bundle, wanted_kv(options))
+    return kv_dtypes(bundle, wanted_kv(bundle, options))
 
 
 def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> NativeRuntime:

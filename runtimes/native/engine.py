@@ -180,9 +180,15 @@ def _tokens(given: Sequence[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDAr
     return tokens.astype(np.int32, copy=False)
 
 
-def wanted_kv(options: RuntimeOptions) -> str:
-    """How keys and values are to be kept; a layer may need it otherwise. Raises UnsupportedError."""
-    return pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
+def wanted_kv(bundle: Bundle, options: RuntimeOptions) -> str:
+    """How keys and values are to be kept: as the caller says, or else as the manifest does; a layer may need it wider.
+
+    Raises UnsupportedError.
+    """
+    wanted = pick_kv_dtype("native", options, KV_DTYPES if options.exact else KV_DTYPES[1:])
+    if options.kv_dtype == "auto" and not options.exact:
+        return precision.read(bundle.manifest.precision).get(precision.KV, wanted)
+    return wanted
 
 
 def _make_engine(
@@ -192,9 +198,7 @@ def _make_engine(
     from runtimes.native import _native
 
     vectors = [bundle.weights.read(vector.name) + np.float32(vector.offset) for vector in program.vectors]
-    wanted = wanted_kv(options)
-    if options.kv_dtype == "auto" and not options.exact:
-        wanted = precision.read(bundle.manifest.precision).get(precision.KV, wanted)
+    wanted = wanted_kv(bundle, options)
     try:
         return _native.Engine({**program.tables(), **_kv_tables(bundle, layout, wanted)}, vectors, kernels, threads)
     except ValueError as error:

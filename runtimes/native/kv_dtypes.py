@@ -99,7 +99,13 @@ def _channels(weights: Weights, makers: dict[str, Op[Any]], value: str, heads: i
 
 def _constant(keys: _Channels) -> float:
     """The largest mean of a channel, in standard deviations of the channels of its head."""
-    return float((keys.means.max(axis=1) / np.sqrt(np.square(keys.sizes).mean(axis=1))).max())
+    return _ratio(keys.means.max(axis=1), np.sqrt(np.square(keys.sizes).mean(axis=1)))
+
+
+def _ratio(largest: Float, typical: Float) -> float:
+    """The largest quotient; of two zeros (a matrix of zeros keeps nothing that rounding could cost) it is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.where(largest > 0, largest / typical, np.float32(0)).max())
 
 
 def _uneven(keys: Float, queries: Float) -> float:
@@ -109,5 +115,7 @@ def _uneven(keys: Float, queries: Float) -> float:
     channel, and its error reaches the scores by the queries of all.
     """
     weights = np.square(queries).mean(axis=1)
-    typical = np.sqrt((weights * np.square(keys)).sum(axis=1) / weights.sum(axis=1))
-    return float((keys.max(axis=1) / typical).max())
+    total = weights.sum(axis=1)
+    seen = (weights * np.square(keys)).sum(axis=1)
+    typical = np.sqrt(np.divide(seen, total, out=np.square(keys).mean(axis=1), where=total > 0))
+    return _ratio(keys.max(axis=1), typical)

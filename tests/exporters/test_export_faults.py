@@ -123,10 +123,27 @@ def test_n27_a_template_that_does_not_compile_is_refused_before_a_weight_is_read
     refused(tmp_path)
 
 
-def test_n40_a_model_that_computes_nothing_is_refused(llama_folder: Path, tmp_path: Path) -> None:
+def test_n27_a_template_that_takes_no_conversation_is_noted(llama_folder: Path, tmp_path: Path) -> None:
     source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
-    change(source, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"] * 0}))
-    with pytest.raises(CheckpointError, match="the model's logits are all alike on every text"):
+    (source / "chat_template.jinja").write_text("{{ 10 ** (10 ** 8) }}")
+    notes = export(source, tmp_path / "x.dsedge").manifest.quality.notes
+    found = [note for note in notes if note.startswith("the chat template renders no conversation of those")]
+    assert len(found) == 1
+    assert found[0].endswith("it computes with numbers of more than 16384 bits")
+
+
+@pytest.mark.parametrize(("part", "value", "fault"), [
+    ("lm_head", 0.0, "for every token of the vocabulary"),
+    ("lm_head", 0.1, "for every token of the vocabulary"),  # other logits at each position
+    ("model.embed_tokens", 0.1, "whatever the text"),
+])  # fmt: skip
+def test_n40_a_model_that_computes_nothing_is_refused(
+    llama_folder: Path, tmp_path: Path, part: str, value: float, fault: str
+) -> None:
+    source = Path(shutil.copytree(llama_folder, tmp_path / "source"))
+    name = f"{part}.weight"
+    change(source, lambda tensors: tensors.update({name: tensors[name] * 0 + value}))
+    with pytest.raises(CheckpointError, match=f"the model's logits are all alike, {fault}"):
         export(source, tmp_path / "x.dsedge")
     refused(tmp_path)
 

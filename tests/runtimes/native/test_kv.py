@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,19 @@ def test_n30_layers_with_outlying_keys_and_no_bias_are_kept_wider(factor: int, t
 
 def test_n30_even_keys_stay_in_int8(tmp_path: Path) -> None:
     assert kv_dtypes(uneven_keys(tmp_path, 1), "int8") == ["int8", "int8"]
+
+
+def test_n39_keys_of_zeros_cause_no_warning(tmp_path: Path) -> None:
+    """A layer whose matrices are zero keeps nothing that rounding could cost."""
+    source = tiny_llama(tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    for name in ("q_proj", "k_proj"):
+        weights[f"model.layers.1.self_attn.{name}.weight"] *= 0
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bundle = edge.export(source, tmp_path / "tiny.dsedge", targets=())
+        assert kv_dtypes(bundle, "int8") == ["int8", "int8"]
 
 
 def test_k8_ordinary_biases_and_norms_stay_in_int8(bundle: Bundle, tmp_path: Path) -> None:

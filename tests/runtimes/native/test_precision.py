@@ -16,7 +16,7 @@ from edge.bundle import Bundle
 from edge.errors import BundleError
 from edge.kv import plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import open_runtime
+from edge.runtime import kept_kv, open_runtime
 from edge.session import Session
 from exporters.parity import compare
 from exporters.reference import Reference
@@ -66,6 +66,14 @@ def test_n37_inputs_and_keys_are_as_precise_as_a_manifest_asks(bundle: Bundle) -
     assert more < usual / 30
     assert most < 1e-9
     assert most == pytest.approx(kl(bundle, exact=True), abs=1e-10)
+
+
+def test_kept_kv_is_as_the_manifest_asks(bundle: Bundle) -> None:
+    """So `inspect` and the check against a container's memory count what the engine will keep."""
+    asked = asking(bundle, kv="float32")
+    for options, dtype in ((RuntimeOptions(), "float32"), (RuntimeOptions(kv_dtype="int8"), "int8")):
+        assert set(kept_kv(asked, options)[1]) == {dtype}
+    assert set(kept_kv(bundle, RuntimeOptions(runtime="native"))[1]) == {"float16"}
 
 
 def test_n37_the_runtime_that_is_used_keeps_the_limit(tmp_path: Path) -> None:
