@@ -31,6 +31,8 @@ _OFFLINE = re.compile(
     r"[Nn]etwork is unreachable|[Nn]o route to host"
 )
 _REFUSED = re.compile(r"\[Errno (\d{1,5})\] ([^:'\n]+)")  # as Python prints an OSError
+_TRACEBACK = "ERROR: Exception:"  # the line before one, where pip did not expect what happened
+_MODULES = re.compile(r"^(?:\w+\.)+(?=\w+:)")
 _BROKEN_OFF = re.compile(r"[Cc]onnection (?:broken|aborted|reset)|timed? ?out|[Ii]ncomplete|not enough bytes")
 # A bad file, damaged data, offsets that lead out of the file, a compression that this Python lacks, encryption.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
@@ -72,12 +74,19 @@ def _download_wheel(requirement: str, folder: Path, progress: Progress) -> Path:
         if _OFFLINE.search(said):
             raise UserError("no network: the package index cannot be reached")
         if attempt == _TRIES - 1 or not _BROKEN_OFF.search(said):
-            errors = [line for line in lines if line.startswith("ERROR: ")]  # hints may follow them
-            raise UserError([f"pip exited with {code}", *lines, *errors][-1].removeprefix("ERROR: "))
+            raise UserError(_reason(code, lines))
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise UserError(f"pip delivered {len(wheels)} wheels where one was expected")
     return wheels[0]
+
+
+def _reason(code: int, lines: Sequence[str]) -> str:
+    """Why pip failed, by what it said last: its error, which hints may follow, or the last line of a traceback."""
+    if _TRACEBACK in lines:
+        return _MODULES.sub("", lines[-1])
+    errors = [line for line in lines if line.startswith("ERROR: ")]
+    return [f"pip exited with {code}", *lines, *errors][-1].removeprefix("ERROR: ")
 
 
 def _run_pip(requirement: str, folder: Path, progress: Progress) -> tuple[int, list[str]]:

