@@ -24,7 +24,7 @@ class RopeSpec:
 
     `factor`, `low_freq_factor`, `high_freq_factor` and `original_context` are those of the kind's published
     formula and are ignored by kinds that do not use them; `edge.rope` computes the frequencies. The two frequency
-    factors count turns over the original context; yarn calls them beta_slow and beta_fast. `attention_factor`
+    factors count rotations over the original context; yarn calls them beta_slow and beta_fast. `attention_factor`
     multiplies what is rotated. `short_factors` and `long_factors` are longrope's, [dim / 2].
     """
 

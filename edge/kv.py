@@ -9,7 +9,7 @@ nothing.
 Sinks, once tokens are dropped, stand before the oldest kept one: with `shift` the distance that they have moved, sink
 i counts as position i + shift. For a query at p, shift is p + 1 - window - sinks, which would put them directly before
 the oldest, rounded down to a multiple of SINK_STEP and at least 0: a rule of the position alone. `RingPlan.shift` says
-so and the session has the backend turn their keys; `Cache.room` ends a chunk where the shift changes.
+so and the session has the backend rotate their keys; `Cache.room` ends a chunk where the shift changes.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class RingLayout:
         """The slot of each of some positions in ascending order."""
         if len(positions) and positions[-1] < self.slots:
             return positions.astype(np.int32)  # not once round: the common case, worth its microseconds
-        turning = self.sinks + (positions - self.sinks) % (self.slots - self.sinks)
-        return np.where(positions < self.sinks, positions, turning).astype(np.int32)
+        cycled = self.sinks + (positions - self.sinks) % (self.slots - self.sinks)
+        return np.where(positions < self.sinks, positions, cycled).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,21 +36,21 @@ def inverse_frequencies(rope: RopeSpec, *, context: int = 0) -> npt.NDArray[np.f
     if rope.kind == "longrope":
         return np.asarray(plain / (rope.long_factors if context > rope.original_context else rope.short_factors))
     if rope.kind in ("llama3", "yarn"):
-        keep = _kept_by_turns(rope, plain) if rope.kind == "llama3" else _kept_by_dimension(rope)
+        keep = _kept_by_rotations(rope, plain) if rope.kind == "llama3" else _kept_by_dimension(rope)
         return np.asarray(plain * keep + plain / rope.factor * (1.0 - keep))
     return np.asarray(plain)
 
 
-def _kept_by_turns(rope: RopeSpec, plain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    turns = rope.original_context * plain / (2 * math.pi)
-    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+def _kept_by_rotations(rope: RopeSpec, plain: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    rotations = rope.original_context * plain / (2 * math.pi)
+    blend = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return np.clip(blend, 0.0, 1.0)
 
 
 def _kept_by_dimension(rope: RopeSpec) -> npt.NDArray[np.float64]:
-    def dimension(turns: float) -> float:
-        """The dimension that makes so many turns over the original context."""
-        return rope.dim * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    def dimension(rotations: float) -> float:
+        """The dimension that makes so many rotations over the original context."""
+        return rope.dim * math.log(rope.original_context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first = max(math.floor(dimension(rope.high_freq_factor)), 0)
     last: float = min(math.ceil(dimension(rope.low_freq_factor)), rope.dim - 1)
@@ -64,13 +64,13 @@ def angles(rope: RopeSpec, positions: npt.NDArray[np.int64], *, context: int = 0
 
     Both [positions, dim / 2]; `context` as for `inverse_frequencies`.
     """
-    cos, sin = turns(rope, positions, context=context)
+    cos, sin = rotations(rope, positions, context=context)
     factor = np.float32(rope.attention_factor)
     return cos * factor, sin * factor
 
 
-def turns(rope: RopeSpec, positions: npt.NDArray[np.int64], *, context: int = 0) -> Angles:
-    """cos and sin alone, which turn a rotated key on by so many positions: its attention factor is in it already.
+def rotations(rope: RopeSpec, positions: npt.NDArray[np.int64], *, context: int = 0) -> Angles:
+    """cos and sin alone, which rotate a key further by so many positions: its attention factor is in it already.
 
     Computed in float64, so a position of 10^9 is exact.
     """

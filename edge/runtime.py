@@ -65,7 +65,7 @@ class Runtime(Protocol):
         ...
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        """Turn the ring's sink keys to stand `shift` positions after where they were written."""
+        """Rotate the ring's sink keys to stand `shift` positions after where they were written."""
         ...
 
     @property

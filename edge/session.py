@@ -108,7 +108,7 @@ class Session:
         plans = self.cache.plan(len(chunk))
         for ring, plan in enumerate(plans):
             if plan.shift != self._shifts[ring]:
-                self._shifts[ring] = None  # an interrupt may come between the turning and its record
+                self._shifts[ring] = None  # an interrupt may come between the rotation and its record
                 self.runtime.rotate_sinks(self.sequence, ring, plan.shift)
                 self._shifts[ring] = plan.shift
         segment = Segment(self.sequence, np.asarray(chunk, np.int32), plans)

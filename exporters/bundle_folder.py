@@ -31,28 +31,28 @@ _RENAME_SWAP = 2  # macOS sys/stdio.h
 class BundleFolder:
     """Context manager: fill `path`, then `commit`. Without a commit nothing stays, and an older bundle is untouched.
 
-    The bundle grows in a hidden work folder beside the target, which also holds a lock. What a killed export left
+    The bundle grows in a hidden work folder beside the destination, which also holds a lock. What a killed export left
     behind is removed by the next one to the same place; the work folder of a running one is locked. Before that lock is
-    taken, and while the bundle goes to its place, a second lock, `.NAME.lock` beside the target, keeps other exports
-    out. Its file is there only meanwhile, or until the next export if one was killed.
+    taken, and while the bundle goes to its place, a second lock, `.NAME.lock` beside the destination, keeps other
+    exports out. Its file is there only meanwhile, or until the next export if one was killed.
     """
 
-    def __init__(self, target: Path) -> None:
-        """Raises OptionError for a target that is no bundle's place, StorageError when its parent cannot be written."""
-        self.target = Path(os.path.abspath(target))
-        if self.target.suffix != ".dsedge":
-            raise OptionError(f"{target}: a bundle's name ends in .dsedge")
+    def __init__(self, destination: Path) -> None:
+        """Raises OptionError for a name that is no bundle's, StorageError when the parent folder cannot be written."""
+        self.destination = Path(os.path.abspath(destination))
+        if self.destination.suffix != ".dsedge":
+            raise OptionError(f"{destination}: a bundle's name ends in .dsedge")
         self._check_target()
 
     def __enter__(self) -> BundleFolder:
-        parent = self.target.parent
+        parent = self.destination.parent
         if not parent.is_dir():
             raise StorageError(f"{parent}: no such folder; create it or choose another place for the bundle")
-        prefix = f".{self.target.name}.partial-"
+        prefix = f".{self.destination.name}.partial-"
         try:
             with self._alone():
                 for leftover in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
-                    _remove_abandoned(leftover, self.target)
+                    _remove_abandoned(leftover, self.destination)
                 self._work = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
                 self._lock: IO[bytes] = open(self._work / _LOCK, "wb")
                 try_lock(self._lock)
@@ -63,9 +63,9 @@ class BundleFolder:
         return self
 
     def commit(self) -> Path:
-        """Sync everything and put it in the target's place; returns the target.
+        """Sync everything and put it in the destination's place; returns the destination.
 
-        Raises OptionError if the target has meanwhile become something that is not replaced, and StorageError.
+        Raises OptionError if the destination has meanwhile become something that is not replaced, and StorageError.
         """
         needed = _size(self.path)
         try:
@@ -75,16 +75,16 @@ class BundleFolder:
                 _sync(Path(folder))
             with self._alone():
                 self._check_target()
-                if self.target.exists():
-                    make_writable(self.target)  # a protected folder can be neither moved nor removed
-                    _exchange(self.path, self.target)
+                if self.destination.exists():
+                    make_writable(self.destination)  # a protected folder can be neither moved nor removed
+                    _exchange(self.path, self.destination)
                 else:
-                    os.rename(self.path, self.target)
+                    os.rename(self.path, self.destination)
                 self._remove_work()
-            _sync(self.target.parent)
+            _sync(self.destination.parent)
         except OSError as error:
-            raise storage_error(error, self.target, needed) from error
-        return self.target
+            raise storage_error(error, self.destination, needed) from error
+        return self.destination
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,19 +93,19 @@ class BundleFolder:
         needed = _size(self.path)
         self._remove_work()
         if isinstance(error, OSError):
-            raise storage_error(error, self.target, needed) from error
+            raise storage_error(error, self.destination, needed) from error
         if isinstance(error, EdgeError):  # a message about a hidden folder, which is gone, helps nobody
-            error.args = (str(error).replace(str(self.path), str(self.target)), *error.args[1:])
+            error.args = (str(error).replace(str(self.path), str(self.destination)), *error.args[1:])
 
     def _check_target(self) -> None:
-        """Raise OptionError unless the target is free, an empty folder, or a whole bundle and nothing else."""
-        if self.target.is_symlink():
-            raise OptionError(f"{self.target}: is a link; give the place that it points to, or remove it")
-        if not self.target.exists() or _empty(self.target):
+        """Raise OptionError unless the destination is free, an empty folder, or a whole bundle and nothing else."""
+        if self.destination.is_symlink():
+            raise OptionError(f"{self.destination}: is a link; give the place that it points to, or remove it")
+        if not self.destination.exists() or _empty(self.destination):
             return
-        reason = foreign(self.target, MANIFEST)
+        reason = foreign(self.destination, MANIFEST)
         if reason:
-            raise OptionError(f"{self.target}: {reason}; it stays: choose another place, or remove it yourself")
+            raise OptionError(f"{self.destination}: {reason}; it stays: choose another place, or remove it yourself")
 
     def _remove_work(self) -> None:
         self._lock.close()
@@ -115,7 +115,7 @@ class BundleFolder:
 
     def _alone(self) -> AbstractContextManager[None]:
         """No other export to the same place looks for leftovers or publishes meanwhile."""
-        return holding(self.target.with_name(f".{self.target.name}.lock"))
+        return holding(self.destination.with_name(f".{self.destination.name}.lock"))
 
 
 def _size(folder: Path) -> int:
@@ -126,7 +126,7 @@ def _empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _remove_abandoned(work: Path, target: Path) -> None:
+def _remove_abandoned(work: Path, destination: Path) -> None:
     """Remove a work folder unless the export that writes it still runs; what cannot be removed stays.
 
     If that export was killed between the renames of `_exchange`, the older bundle goes back to its place first.
@@ -136,8 +136,8 @@ def _remove_abandoned(work: Path, target: Path) -> None:
         with open(lock, "wb") as file:
             if not try_lock(file):
                 return
-    if (work / _ASIDE).is_dir() and not target.exists():
-        os.rename(work / _ASIDE, target)
+    if (work / _ASIDE).is_dir() and not destination.exists():
+        os.rename(work / _ASIDE, destination)
     with contextlib.suppress(OSError):  # another user's, or one that has just failed and removes it itself
         remove_tree(work)
 

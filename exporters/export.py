@@ -70,7 +70,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     try:
         with BundleFolder(Path(out)) as folder:
             report("describe", 0.0)
-            found = _describe(checkpoint, options.get("name") or folder.target.stem, options)
+            found = _describe(checkpoint, options.get("name") or folder.destination.stem, options)
             zeros = _write_weights(found, folder.path, report)
             _write_texts(folder.path, found.files)
             draft = Bundle(folder.path, replace(found.draft, files=_sums(folder.path, bundles.TOKENIZER)))

@@ -72,7 +72,7 @@ class KvPool:
                 self._sinks[target, ring] = self._sinks[source, ring].copy()
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        """Turn the sink keys by `shift` positions, from the copy taken when they were stored: no error adds up."""
+        """Rotate the sink keys by `shift` positions, from the copy taken when they were stored: no error adds up."""
         written = self._sinks[sequence, ring]
         pool = self.rings[ring][sequence]
         for index, layer in enumerate(self._members[ring]):
@@ -80,7 +80,7 @@ class KvPool:
             if kind is None:
                 continue
             spec = self._spec.ropes[kind]
-            cos, sin = rope.turns(spec, np.array([shift], np.int64), context=self._layout.context)
+            cos, sin = rope.rotations(spec, np.array([shift], np.int64), context=self._layout.context)
             half = spec.dim // 2
             a, b = written[index, ..., :half], written[index, ..., half : spec.dim]
             target = pool[index, 0, :, : written.shape[2]]

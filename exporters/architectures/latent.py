@@ -25,17 +25,17 @@ BY_HEAD = ("attn.q_nope", "attn.q_rope", "attn.q_up_nope", "attn.q_up_rope", "at
 
 def read_mla(config: Config) -> Mla:
     """Latent attention; yarn's magnitude over all dimensions, where it is given, multiplies the scores twice."""
-    nope, turned, bias = (
+    nope, rotated, bias = (
         config.integer("qk_nope_head_dim"),
         config.integer("qk_rope_head_dim"),
         config.flag("attention_bias"),
     )
-    scale, settings = (nope + turned) ** -0.5, Config(config.path, settings_of(config), {})
+    scale, settings = (nope + rotated) ** -0.5, Config(config.path, settings_of(config), {})
     kind = settings.text("rope_type", settings.text("type", "default"))
     if kind != "default" and settings.get("mscale_all_dim"):
         factor = settings.number("factor")
         scale *= (0.1 * settings.number("mscale_all_dim") * math.log(factor) + 1.0) ** 2 if factor > 1 else 1.0
     return Mla(
         config.integer("num_attention_heads"), config.optional_integer("q_lora_rank"), config.integer("kv_lora_rank"),
-        nope, turned, config.integer("v_head_dim"), scale, latent_bias=bias, output_bias=bias,
+        nope, rotated, config.integer("v_head_dim"), scale, latent_bias=bias, output_bias=bias,
     )  # fmt: skip

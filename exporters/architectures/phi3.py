@@ -1,6 +1,6 @@
 """Phi-3, Phi-3.5 and Phi-4-mini: q, k and v in one matrix, gate and up in another; longrope in the long-context models.
 
-Phi-4-mini turns three quarters of each head. Facts: transformers' Phi3Config and Phi3Attention.
+Phi-4-mini rotates three quarters of each head. Facts: transformers' Phi3Config and Phi3Attention.
 """
 
 from __future__ import annotations

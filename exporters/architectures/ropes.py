@@ -23,10 +23,10 @@ def settings_of(config: Config) -> Settings:
 
 
 def read_rope(config: Config, head_dim: int, settings: Settings | None = None, *, partial: bool = False) -> RopeSpec:
-    """The rope of all layers, or the one that `settings` describe. `partial`: the family may turn a part of each head.
+    """The rope of all layers, or the one that `settings` describe. `partial`: families may rotate a part of each head.
 
-    Raises UnsupportedError for a kind that is not known or that turns only a part of each head where the family turns
-    all of it, CheckpointError for a kind whose parameters are missing.
+    Raises UnsupportedError for a kind that is not known or that rotates only a part of each head where the family
+    rotates all of it, CheckpointError for a kind whose parameters are missing.
     """
     settings = settings_of(config) if settings is None else settings
     if any(isinstance(value, Mapping) for value in settings.values()):
@@ -112,11 +112,11 @@ def _longrope(config: Config, values: Config, rope: RopeSpec) -> RopeSpec:
 
 
 def _banded(config: Config, values: Config, rope: RopeSpec, bounds: tuple[float, float]) -> RopeSpec:
-    """The bounds of the blend, in turns over the original context."""
+    """The bounds of the blend, in rotations over the original context."""
     low, high = bounds
     if low >= high:
         raise CheckpointError(
-            f"{config.path}: rope type {rope.kind}: the bounds of its blend are {low} and {high} turns; "
+            f"{config.path}: rope type {rope.kind}: the bounds of its blend are {low} and {high} rotations; "
             "the first must be below the second"
         )
     return replace(rope, low_freq_factor=low, high_freq_factor=high, original_context=_original(config, values))

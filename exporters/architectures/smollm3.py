@@ -25,8 +25,8 @@ def _fields(config: Config) -> dict[str, Any]:
     rotates = _rotates(config)
     window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     layers = windowed_layers(config, llama.layer(config), window, lambda index: not rotates[index])
-    turned = zip(layers, rotates, strict=True)
-    return {"layers": tuple(layer if rotated else with_attention(layer, rope=None) for layer, rotated in turned)}
+    marked = zip(layers, rotates, strict=True)
+    return {"layers": tuple(layer if rotated else with_attention(layer, rope=None) for layer, rotated in marked)}
 
 
 FAMILY = Family(

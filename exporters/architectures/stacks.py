@@ -1,4 +1,4 @@
-"""Stacks of matrices: shown as one matrix under another, taken apart, turned, or put together from single tensors."""
+"""Stacks of matrices: shown one under another, taken apart, transposed, or put together from single tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import InternalError
 from edge.payload import Scheme
-from exporters.architectures.views import View
+from exporters.architectures.views import Recomputed, View
 from exporters.checkpoint import SourceTensor
 from exporters.checkpoint.source import row_range
 
@@ -125,10 +124,10 @@ class RowsOfEach(View):
 
 
 @dataclass(frozen=True, slots=True)
-class EachTransposed(View):
+class EachTransposed(Recomputed):
     """`count` matrices [rows, columns] under one another, each transposed: [count * columns, rows].
 
-    It has no codes to carry: groups lie along the other axis.
+    The groups of its codes lie along the other axis.
     """
 
     count: int
@@ -138,14 +137,8 @@ class EachTransposed(View):
         return (self.count * self.inner.shape[1], self.inner.shape[0] // self.count)
 
     @property
-    def scheme(self) -> Scheme | None:
-        return None
-
-    @property
-    def note(self) -> str:
-        if self.inner.scheme is None:
-            return self.inner.note
-        return f"transposed, so its {self.dtype} codes are not carried: dequantized"
+    def change(self) -> str:
+        return "transposed"
 
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         start, count, rows = row_range(self.shape, start, stop)
@@ -154,6 +147,3 @@ class EachTransposed(View):
             for index, first, last in pieces(start, start + count, self.inner.shape[1])
         ]
         return np.concatenate(found) if found else np.empty((0, rows), np.float32)
-
-    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        raise InternalError(f"tensor {self.name!r} is transposed: it has no codes ({start}…{stop})")

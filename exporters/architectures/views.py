@@ -93,10 +93,13 @@ class RowSlice(View):
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(View):
-    """A tensor times a number. It has no codes to carry: its scales would have to be rounded anew."""
+class Recomputed(View):
+    """A tensor whose numbers or groups are no longer those that its codes stand for: it has no codes to carry."""
 
-    factor: float
+    @property
+    def change(self) -> str:
+        """What is done to the tensor, for notes and errors."""
+        raise NotImplementedError
 
     @property
     def scheme(self) -> Scheme | None:
@@ -106,10 +109,21 @@ class Scaled(View):
     def note(self) -> str:
         if self.inner.scheme is None:
             return self.inner.note
-        return f"multiplied by {self.factor:g}, so its {self.dtype} codes are not carried: dequantized"
+        return f"{self.change}, so its {self.dtype} codes are not carried: dequantized"
+
+    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        raise InternalError(f"tensor {self.name!r} is {self.change}: it has no codes ({start}…{stop})")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Recomputed):
+    """A tensor times a number. The scales of its codes would have to be rounded anew."""
+
+    factor: float
+
+    @property
+    def change(self) -> str:
+        return f"multiplied by {self.factor:g}"
 
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         return self.inner.read(start, stop) * np.float32(self.factor)
-
-    def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        raise InternalError(f"tensor {self.name!r} is scaled by {self.factor}: it has no codes ({start}…{stop})")

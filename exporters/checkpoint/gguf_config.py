@@ -126,7 +126,7 @@ def _windows(pattern: Any) -> dict[str, Any]:
 
 
 def _check_head_sizes(path: Path, arch: str, metadata: Mapping[str, Any], config: dict[str, Any]) -> None:
-    """Values must be as wide as keys. Where rope turns a part of each head, the config says which."""
+    """Values must be as wide as keys. Where rope rotates a part of each head, the config says which."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     head_dim = config.get("head_dim")
     if head_dim is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:

@@ -185,9 +185,9 @@ class LinearEmitter:
         groups = scheme.groups(stored.columns)
         scales, offsets = stored.floats("scales", groups), stored.floats("offsets", groups)
         shift = self._initializers.shift(stored.name, scales, offsets, scheme)
-        turned = self._model.once("Transpose", (shift,), f"{stored.name}.shift.t", perm=[1, 0])
+        transposed = self._model.once("Transpose", (shift,), f"{stored.name}.shift.t", perm=[1, 0])
         sums = self._group_sums(x, scheme, stored.columns)
-        return self._model.add("MatMul", (sums, turned), f"{stored.name}/correction")
+        return self._model.add("MatMul", (sums, transposed), f"{stored.name}/correction")
 
     def _two_parts(self, x: str, scheme: Scheme, columns: int) -> str:
         """x [1, tokens, columns] → [2, tokens, columns]: x as the int8 kernel rounds it, and what the rounding lost."""

@@ -26,7 +26,7 @@ def drop_identities(model: Model) -> None:
 def rope_in_attention(model: Model) -> None:
     """q, k, v split off one matrix, q and k rotated, then attention: give it the whole and let it rotate.
 
-    The kernel turns whole heads in units of 16; where q or k is normalized first, the pattern is not there.
+    The kernel rotates whole heads in units of 16; where q or k is normalized first, the pattern is not there.
     """
     makers = _makers(model)
     for index, node in enumerate(model.nodes):

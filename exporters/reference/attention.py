@@ -12,7 +12,7 @@ from exporters.reference.state import Array, Step
 
 
 def rotate(step: Step, attrs: Rope, inputs: Sequence[Array]) -> Array:
-    """Turn pair (i, i + rotary/2) of each head by its position's angle."""
+    """Rotate pair (i, i + rotary/2) of each head by its position's angle."""
     (x,) = inputs
     cos, sin = (angle[:, None] for angle in step.angles(attrs.rope))
     heads = x.reshape(len(x), attrs.heads, attrs.dim).copy()
@@ -45,11 +45,11 @@ def attend_latents(step: Step, attrs: LatentAttention, inputs: Sequence[Array]) 
     shared = step.keep(f"{attrs.layer}.k_rope", k_rope)
     seen = _seen(step, attrs.group, len(latents))
     count, heads = len(latent), attrs.heads
-    nope, turned = q_nope.reshape(count, heads, attrs.nope_dim), q_rope.reshape(count, heads, attrs.rope_dim)
+    nope, rotated = q_nope.reshape(count, heads, attrs.nope_dim), q_rope.reshape(count, heads, attrs.rope_dim)
     out = np.empty((count, heads, attrs.value_dim), np.float32)
     for head in range(heads):
         keys = latents @ step.weights.member(attrs.key_up, head)
-        scores = (nope[:, head] @ keys.T + turned[:, head] @ shared.T) * np.float32(attrs.scale)
+        scores = (nope[:, head] @ keys.T + rotated[:, head] @ shared.T) * np.float32(attrs.scale)
         out[:, head] = _softmax(scores, seen) @ (latents @ step.weights.member(attrs.value_up, head).T)
     return out.reshape(count, -1)
 

@@ -122,16 +122,16 @@ class NativeRuntime:
         self._use(lambda engine: engine.copy_slots(source, target, counts))
 
     def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        turned: list[tuple[int, list[float], list[float]]] = []
+        rotated: list[tuple[int, list[float], list[float]]] = []
         for index, (layer, group) in enumerate(zip(self.spec.layers, self.spec.layer_groups, strict=True)):
             kind = layer.attention.rope
             if group != ring or kind is None:
                 continue
-            cos, sin = rope.turns(self.spec.ropes[kind], np.array([shift], np.int64), context=self.layout.context)
-            turned.append((index, cos[0].tolist(), sin[0].tolist()))
+            cos, sin = rope.rotations(self.spec.ropes[kind], np.array([shift], np.int64), context=self.layout.context)
+            rotated.append((index, cos[0].tolist(), sin[0].tolist()))
 
         def rotate(engine: Engine) -> None:
-            for each in turned:
+            for each in rotated:
                 engine.rotate_sinks(sequence, *each)
 
         self._use(rotate)

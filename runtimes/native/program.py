@@ -27,7 +27,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """One or more weights of one format over the same columns. Interleaved: stored 32 rows of each by turns."""
+    """One or more weights of one format over the same columns. Interleaved: 32 rows of each in alternation."""
 
     weights: tuple[Weight, ...]
     scheme: Scheme | None

@@ -9,7 +9,7 @@
 namespace dsedge {
 
 // A weight as the payload stores it: `rows` of each of several matrices over the same columns, one after another or, when
-// interleaved (all of one size), panel by panel by turns.
+// interleaved (all of one size), a panel of each in alternation.
 struct MatrixShape {
   int32_t format = 0, group = 0;
   int64_t columns = 0;

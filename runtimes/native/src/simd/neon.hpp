@@ -30,7 +30,7 @@ inline NativeFloat native_half(const uint16_t *p) {
 inline void native_store_half(uint16_t *p, NativeFloat a) {
   vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)a)));
 }
-// Arm multiplies signed by signed: 4-bit codes are that already, 8-bit ones with their top bit turned over.
+// Arm multiplies signed by signed: 4-bit codes are that already, 8-bit ones with their top bit flipped.
 template <int kBits> inline NativeInt native_dot(NativeInt sum, NativeByte codes, int32_t quad) {
   uint8x16_t c = (uint8x16_t)codes;
   if constexpr (kBits == 8)
