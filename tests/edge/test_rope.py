@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from edge.decoder import RopeSpec
-from edge.rope import AngleBlocks, angles, inverse_frequencies, turns
+from edge.rope import AngleBlocks, angles, inverse_frequencies, rotations
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -71,10 +71,10 @@ def test_longrope_follows_the_planned_context(context: int) -> None:
 def test_the_attention_factor_is_in_angles_and_not_in_turns() -> None:
     spec = RopeSpec(4, 10_000.0, "yarn", 4.0, 1.0, 32.0, 64, attention_factor=1.25)
     positions = np.array([0, 3], np.int64)
-    for scaled, plain in zip(angles(spec, positions), turns(spec, positions), strict=True):
+    for scaled, plain in zip(angles(spec, positions), rotations(spec, positions), strict=True):
         np.testing.assert_allclose(scaled, plain * 1.25, rtol=1e-6)
     assert angles(spec, positions)[0][0].tolist() == [1.25, 1.25]
-    assert turns(spec, positions)[0][0].tolist() == [1.0, 1.0]
+    assert rotations(spec, positions)[0][0].tolist() == [1.0, 1.0]
 
 
 def test_default_frequencies_by_hand() -> None:
