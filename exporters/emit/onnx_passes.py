@@ -39,8 +39,8 @@ def rope_in_attention(model: Model) -> None:
         split = makers.get(q.inputs[0])
         whole = (q.inputs[0], k.inputs[0], node.inputs[2])
         half = model.inputs[q.inputs[2]][1][1]
-        turns_all = not q.attributes["rotary_embedding_dim"] and isinstance(half, int) and half % 8 == 0
-        if split is None or split.op != "Split" or split.outputs != whole or not turns_all:
+        rotates_all = not q.attributes["rotary_embedding_dim"] and isinstance(half, int) and half % 8 == 0
+        if split is None or split.op != "Split" or split.outputs != whole or not rotates_all:
             continue
         rows, cos, sin = q.inputs[1:]
         inputs = (split.inputs[0], "", "", *node.inputs[3:7], cos, sin, rows, node.inputs[10])

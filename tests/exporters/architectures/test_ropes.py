@@ -99,11 +99,14 @@ def test_c4_unknown_rope_types_are_named(folder: Path, opened: Open, kind: str) 
     ("values", "message"),
     [
         ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor in the model's config is missing"),
-        ({**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0}, "the bounds of its blend are 1.0 and 1.0 turns"),
+        (
+            {**LLAMA3, "rope_type": "llama3", "high_freq_factor": 1.0},
+            "the bounds of its blend are 1.0 and 1.0 rotations",
+        ),
         ({"rope_type": "linear"}, "factor in the model's config is missing"),
         ({"rope_type": "dynamic"}, "factor in the model's config is missing"),
         ({"rope_type": "yarn", "factor": 4.0, "truncate": False}, "yarn without truncation"),
-        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}, "the bounds of its blend are 1.0 and 1.0 turns"),
+        ({"rope_type": "yarn", "factor": 4.0, "beta_fast": 1}, "the bounds of its blend are 1.0 and 1.0 rotations"),
         ({"rope_type": "longrope", "long_factor": [1.0] * 8}, "short_factor in the model's config is missing"),
         ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": ["1"]}, "a list of positive numbers"),
         (
