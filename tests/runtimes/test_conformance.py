@@ -209,7 +209,7 @@ def test_layers_with_a_window_take_no_memory_for_the_context(bundles: dict[str, 
 @pytest.mark.parametrize("model", ["llama", "llama-yarn", "phi3", "deepseek-v3"])
 @pytest.mark.parametrize("chunk", [1, 4, 10])
 def test_k6_n11_sinks_turn_with_the_window(model: str, chunk: int, bundles: dict[str, Bundle], opened: Open) -> None:
-    """Yarn and longrope multiply what they rotate: rotating a sink key further must not do so again. Phi-3 rotates half."""
+    """Yarn and longrope multiply what they rotate, once: not again where a sink key is rotated. Phi-3 rotates half."""
     sinks, slots = 2, 12
     ids = random_ids(150)
     run = opened(bundles[model], context=slots, policy="sliding", chunk=chunk, sinks=sinks)
