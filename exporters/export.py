@@ -90,7 +90,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             notes += [note for item in emitted for note in item.notes]
             judged = quality.build(made, found.plans, compared, notes)
             report("compare", 1.0)
-            gate.check(conditions, judged, folder.target)
+            gate.check(conditions, judged, folder.destination)
             _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
             report("publish", 0.0)
             target = folder.commit()
