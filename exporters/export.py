@@ -93,11 +93,11 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             gate.check(conditions, judged, folder.destination)
             _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
             report("publish", 0.0)
-            target = folder.commit()
+            published = folder.commit()
             report("publish", 1.0)
     finally:
         checkpoint.close()
-    return bundles.open_bundle(target)
+    return bundles.open_bundle(published)
 
 
 def _write_weights(found: _Described, folder: Path, report: Progress) -> tuple[str, ...]:

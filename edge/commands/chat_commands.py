@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge import texts
-from edge.commands import answer, terminal
-from edge.errors import NotFoundError, OptionError, StorageError
+from edge.commands import answer, given, terminal
+from edge.errors import OptionError, StorageError
 from edge.files import write_whole
 from edge.options import GenerateOptions
 from edge.paths import expanded
@@ -166,12 +166,9 @@ def _save(chat: Chat, name: str) -> None:
 
 def _load(chat: Chat, name: str) -> None:
     path = _file("/load", name)
+    data = given.read_json(path)
     try:
-        chat.conversation.load(texts.read_json(path))
-    except OSError as error:
-        raise NotFoundError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise OptionError(f"{path}: is not JSON: {error}") from error
+        chat.conversation.load(data)
     except OptionError as error:
         raise OptionError(f"{path}: {error}") from error
     terminal.note(f"loaded {len(chat.conversation.messages)} messages from {path}")

@@ -16,6 +16,8 @@ from edge.messages import check_tools
 from edge.paths import expanded
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edge.pipeline import Tools
 
 _PATIENCE_S = 2.0  # how long stdin may stay open before a line says what is waited for
@@ -90,15 +92,20 @@ def variable(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def read_tools(name: str) -> Tools:
-    """The functions in a file. Raises NotFoundError or OptionError."""
-    path = expanded(name)
+def read_json(path: Path) -> Any:
+    """The JSON value in a file that the user names. Raises NotFoundError or OptionError."""
     try:
-        tools = texts.read_json(path)
+        return texts.read_json(path)
     except OSError as error:
         raise NotFoundError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise OptionError(f"{path}: is not JSON: {error}") from error
+
+
+def read_tools(name: str) -> Tools:
+    """The functions in a file. Raises NotFoundError or OptionError."""
+    path = expanded(name)
+    tools = read_json(path)
     check_tools(tools, str(path))
     return cast("Tools", tools)
 
