@@ -11,7 +11,22 @@ from typing import Any
 
 from edge.errors import UnsupportedError
 from edge.graph import Graph
-from edge.ops import Add, Attention, Embed, Gate, LatentAttention, Linear, Norm, Op, Rope, Select, Softcap, Weight
+from edge.ops import (
+    Add,
+    Attention,
+    Embed,
+    Experts,
+    Gate,
+    LatentAttention,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    Router,
+    Select,
+    Softcap,
+    Weight,
+)
 from edge.payload import Scheme
 from runtimes.native.buffers import allocate
 from runtimes.native.passes import PASSES, Passes
@@ -22,6 +37,7 @@ from runtimes.native.program import Instruction, Matrix, Program, Steps, Value, 
 # Few blocks are, and they hold most of what rounding to 8 bits loses. 0: all blocks.
 CREST, ALL = 4.5, 0.0
 _CRESTS = {"int8": CREST, "int16": ALL}
+_SLOT = 128  # each chosen expert's numbers are padded to so many: codes go in fours of blocks of 32
 
 
 def build(
@@ -55,10 +71,10 @@ class _Translation:
         self.values = {name: Value(width) for name, width in graph.widths.items()}
         self.crests: dict[str, float] = {}  # of the values that linears read as codes
         for op in graph.ops:
-            if isinstance(op.attrs, Linear) and self._input(op.attrs.weight) != "float":
-                crest = _CRESTS[self._input(op.attrs.weight)]
-                (source,) = op.inputs
-                self.crests[source] = min(crest, self.crests.get(source, crest))
+            weight = _read_by(op)
+            if weight is not None and self._input(weight) != "float":
+                crest = _CRESTS[self._input(weight)]
+                self.crests[op.inputs[0]] = min(crest, self.crests.get(op.inputs[0], crest))
 
     def _input(self, weight: Weight) -> str:
         """How the linear of a weight takes its input; weights that are floats themselves are multiplied by floats."""
@@ -134,6 +150,30 @@ class _Translation:
     def _gate(self, op: Op[Gate]) -> None:
         self._emit("gate", gate=op.inputs[0], up=op.inputs[1], output=op.output, activation=op.attrs.activation)
 
+    def _router(self, op: Op[Router]) -> None:
+        attrs = op.attrs
+        bias = Vector(attrs.bias.name) if attrs.bias else None
+        self._emit("router", logits=op.inputs[0], output=op.output, bias=(bias,), top_k=attrs.top_k,
+                   sigmoid=int(attrs.score == "sigmoid"), normalize=int(attrs.normalize), scale=attrs.scale, groups=attrs.groups,
+                   top_groups=attrs.top_groups, group_best=attrs.group_best)  # fmt: skip
+
+    def _experts(self, op: Op[Experts]) -> None:
+        attrs, (source, routing) = op.attrs, op.inputs
+        gate, up, down = attrs.gate, attrs.up, attrs.down
+        if (self.schemes[gate.name], self.dtypes[gate.name]) != (self.schemes[up.name], self.dtypes[up.name]):
+            raise UnsupportedError(f"the native engine wants gate and up of experts in one scheme ({op.output})")
+        top_k = next(other.attrs.top_k for other in self.graph.ops if other.output == routing)
+        if self._input(gate) != "float":
+            source = self._codes_of(source)
+        how, inner = self._input(down), f"{op.output}/inner"
+        width = top_k * -(-gate.shape[1] // _SLOT) * _SLOT
+        self.values[inner] = Value(width, codes=how != "float")
+        matrix = Matrix((gate, up), self.schemes[gate.name], self.dtypes[gate.name], members=gate.shape[0])
+        self._emit("expert_gate", input=source, routing=routing, output=inner, matrix=matrix, top_k=top_k,
+                   activation=attrs.activation, crest=_CRESTS.get(how, 0.0))  # fmt: skip
+        matrix = Matrix((down,), self.schemes[down.name], self.dtypes[down.name], members=down.shape[0])
+        self._emit("expert_down", input=inner, routing=routing, output=op.output, matrix=matrix, top_k=top_k)
+
     def _add(self, op: Op[Add]) -> None:
         self._emit("add", left=op.inputs[0], right=op.inputs[1], output=op.output)
 
@@ -144,6 +184,14 @@ class _Translation:
         self._emit("softcap", input=op.inputs[0], output=op.output, cap=op.attrs.cap)
 
 
+def _read_by(op: Op[Any]) -> Weight | None:
+    """The weight that multiplies an op's first input."""
+    attrs = op.attrs
+    if isinstance(attrs, Linear):
+        return attrs.weight
+    return attrs.gate if isinstance(attrs, Experts) else None
+
+
 TRANSLATORS: dict[type[Any], Callable[[_Translation, Op[Any]], None]] = {
     Embed: _Translation._embed,
     Norm: _Translation._norm,
@@ -152,6 +200,8 @@ TRANSLATORS: dict[type[Any], Callable[[_Translation, Op[Any]], None]] = {
     Attention: _Translation._attention,
     LatentAttention: _Translation._latent_attention,
     Gate: _Translation._gate,
+    Router: _Translation._router,
+    Experts: _Translation._experts,
     Add: _Translation._add,
     Select: _Translation._select,
     Softcap: _Translation._softcap,

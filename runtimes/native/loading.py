@@ -22,17 +22,18 @@ _PANEL = 32  # rows that the engine keeps together
 def load(engine: Engine, program: Program, weights: Weights, threads: int) -> None:
     """Pack every matrix, some rows at a time, so that no weight is in memory twice."""
     pieces = [
-        (index, part, start, min(start + step, weight.stored[0]))
+        (index, part, start, min(start + step, rows))
         for index, matrix in enumerate(program.matrices)
-        for part, weight in enumerate(matrix.weights)
+        for part, (weight, _, rows) in enumerate(matrix.parts)
         for step in [_rows_at_once(weight.stored[0], weights.size(weight.name))]
-        for start in range(0, weight.stored[0], step)
+        for start in range(0, rows, step)
     ]
 
     def pack(piece: tuple[int, int, int, int]) -> None:
         index, part, start, stop = piece
         matrix = program.matrices[index]
-        rows = _rows(matrix, weights, matrix.weights[part].name, start, stop)
+        weight, first, _ = matrix.parts[part]
+        rows = _rows(matrix, weights, weight.name, first + start, first + stop)
         with compiled:
             engine.pack(index, part, start, *rows)
 

@@ -40,7 +40,7 @@ int32_t AttentionPlans::find(const AttentionCut &cut) const {
 
 Context::Context(const Program &of, const Kernels &set, int32_t count)
     : program(of), kernels(set), weights(lay_out_weights(of, matrices)), kv(of.kv, set), activations(of, count),
-      threads(count) {}
+      threads(count), experts(static_cast<size_t>(count)) {}
 
 RowRange Context::rows_of(const Instruction &i) const {
   const int32_t buffer = i.writes.empty() ? i.reads[0] : i.writes[0];

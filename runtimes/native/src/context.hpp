@@ -40,6 +40,20 @@ struct AttentionPlans {
   const AttentionPlan &of(const AttentionCut &cut) const { return plans[static_cast<size_t>(find(cut))]; }
 };
 
+// A thread's scratch for a mixture of experts. Rows that have chosen an expert stand together: rows[starts[e]] …
+// rows[starts[e + 1] - 1], and slots says where the expert stands among a row's own.
+struct ExpertScratch {
+  std::vector<int64_t> starts, rows, slots;
+  int64_t read_by = -1, read_from = 0; // as in Scratch: whose rows these are
+  std::vector<double> scores, ranks, best;
+  std::vector<int32_t> order;
+  std::vector<int8_t> hi, lo; // rows put together
+  std::vector<Block> blocks;
+  std::vector<uint8_t> flags;
+  std::vector<int32_t> flag_starts, flag_rows;
+  std::vector<float> floats;
+};
+
 struct Context {
   const Program &program;
   const Kernels &kernels;
@@ -49,6 +63,7 @@ struct Context {
   Activations activations;
   AttentionPlans attention;
   int32_t threads;
+  std::vector<ExpertScratch> experts; // of each thread
   std::vector<int64_t> bands;     // where bands of rows end, or none
   const Forward *forward = nullptr;
   int64_t forwards = 0;           // so far

@@ -17,6 +17,7 @@ namespace {
 #include "formats/table.hpp"
 
 constexpr int64_t kMost = int64_t{1} << 31; // of rows and columns
+constexpr size_t kMostParts = 4096;         // two for each expert of a layer
 
 template <typename F> constexpr Format record() {
   return {F::kName, F::kBits, F::kCodes, F::kExtra, F::row_extra, F::pack};
@@ -52,7 +53,7 @@ Matrix lay_out(const MatrixShape &shape) {
   const Format &f = format_of(shape.format);
   if (!has_group(f, shape.group))
     throw std::invalid_argument(std::string("no such scheme: ") + f.name + " in groups of " + std::to_string(shape.group));
-  if (shape.columns < 1 || shape.columns >= kMost || shape.rows.empty() || shape.rows.size() > 8)
+  if (shape.columns < 1 || shape.columns >= kMost || shape.rows.empty() || shape.rows.size() > kMostParts)
     throw std::invalid_argument("a matrix of " + std::to_string(shape.columns) + " columns in " +
                                 std::to_string(shape.rows.size()) + " parts is not possible");
   Matrix m;
