@@ -154,8 +154,8 @@ class _Translation:
         attrs = op.attrs
         bias = Vector(attrs.bias.name) if attrs.bias else None
         self._emit("router", logits=op.inputs[0], output=op.output, bias=(bias,), top_k=attrs.top_k,
-                   sigmoid=int(attrs.score == "sigmoid"), normalize=int(attrs.normalize), scale=attrs.scale, groups=attrs.groups,
-                   top_groups=attrs.top_groups, group_best=attrs.group_best)  # fmt: skip
+                   sigmoid=int(attrs.score == "sigmoid"), normalize=int(attrs.normalize), scale=attrs.scale,
+                   groups=attrs.groups, top_groups=attrs.top_groups, group_best=attrs.group_best)  # fmt: skip
 
     def _experts(self, op: Op[Experts]) -> None:
         attrs, (source, routing) = op.attrs, op.inputs

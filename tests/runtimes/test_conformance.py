@@ -17,7 +17,7 @@ import edge
 from edge.bundle import Bundle
 from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
 from edge.kv import KvLayout, Policy, plan_layout
-from edge.ops import Attention, LatentAttention, Rope
+from edge.ops import Attention, Experts, LatentAttention, Rope, Router
 from edge.options import RuntimeOptions
 from edge.rope import inverse_frequencies
 from edge.runtime import Runtime, Segment, open_runtime, support
@@ -55,11 +55,15 @@ MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "olmo2-bias": (tiny.tiny_olmo2, {"attention_bias": True}),  # a norm of a sum that is no residual
     "olmo3": (tiny.tiny_olmo3, {}),
     "granite": (tiny.tiny_granite, {}),
-    "deepseek-v2": (tiny.tiny_deepseek_v2, {"first_k_dense_replace": 3}),  # all three layers without experts
-    "deepseek-v3": (tiny.tiny_deepseek_v3, {"first_k_dense_replace": 3}),
+    "deepseek-v2": (tiny.tiny_deepseek_v2, {}),
+    "deepseek-v3": (tiny.tiny_deepseek_v3, {}),
+    "qwen3-moe": (tiny.tiny_qwen3_moe, {}),
+    "qwen3-moe-odd": (tiny.tiny_qwen3_moe, {"moe_intermediate_size": 72, "hidden_size": 100}),  # padded panels
+    "olmoe": (tiny.tiny_olmoe, {}),
+    "granitemoe": (tiny.tiny_granitemoe, {}),
 }
 # Ops that a runtime's artefact cannot hold: a bundle goes without the artefact then.
-LACKS: dict[str, tuple[type[Any], ...]] = {"native": (), "onnx": (LatentAttention,)}
+LACKS: dict[str, tuple[type[Any], ...]] = {"native": (), "onnx": (LatentAttention, Router, Experts)}
 # Models with rings of different lengths, or of the same length but another rope.
 WINDOWED = ("mistral", "gemma2", "gemma3", "smollm3", "olmo3")
 SCHEMES = ("int4-g32-sym", "int4-g64-zp", "int4-g32-affine", "float16", "float32")
@@ -73,7 +77,8 @@ def export_tiny(folder: Path, model: str, scheme: str = "int4-g32-sym", head: st
     make, config = MODELS[model]
     recipe = folder / "recipe.toml"
     recipe.write_text(
-        f'[[rule]]\nmatch = ["embed", "head"]\nscheme = "{head}"\n[[rule]]\nmatch = "*"\nscheme = "{scheme}"\n'
+        f'[[rule]]\nmatch = ["embed", "head"]\nscheme = "{head}"\n'
+        f'[[rule]]\nmatch = "*.router"\nscheme = "float16"\n[[rule]]\nmatch = "*"\nscheme = "{scheme}"\n'
     )
     return edge.export(make(folder / "source", **config), folder / "tiny.dsedge", recipe=recipe)
 
