@@ -1,7 +1,7 @@
-"""Whose answer it is: one at a time has the session, from its first step to its last.
+"""Which answer may use the session: one at a time, from its first step to its last. That time is the answer's turn.
 
-An answer keeps its turn while nobody reads it, and any thread may read on. The others wait. Who would wait for itself
-is told so instead: a thread that asks for a second answer while it is the one that reads the first.
+An answer keeps its turn while nobody reads it, and any thread may go on reading it; other answers wait. A thread that
+begins a second answer while it reads the first would wait for itself: `Turn.take` raises OptionError there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from edge.errors import ClosedError, OptionError
 from edge.lifecycle import compiled
 from edge.session import Session
 
-_LOOK_S = 0.02  # how often one that waits looks whether it was cancelled
+_LOOK_S = 0.02  # how often a waiting answer checks whether it was cancelled
 _PATIENCE_S = 1.0  # how long nothing may move before the garbage collector looks for a lost answer; then twice that, …
 
 
-# Who reads in this context, where it is not the thread that runs the step: a task of asyncio.
+# The reader of an answer where that is not the thread that runs the step: a task of asyncio. None: the thread.
 reader: ContextVar[object] = ContextVar("reader", default=None)
 
 
