@@ -28,7 +28,7 @@ def edit(path: Path, **values: object) -> None:
 
 
 def notes(bundle: Bundle) -> str:
-    return "\n".join(bundle.manifest.quality["notes"])
+    return "\n".join(bundle.manifest.quality.notes)
 
 
 def test_n5_every_template_is_in_the_bundle(folder: Path, tmp_path: Path) -> None:
