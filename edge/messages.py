@@ -38,7 +38,7 @@ def prepare(messages: Sequence[Mapping[str, Any]], *, null: bool, named: Collect
     the words that the template itself has.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise OptionError(f"the messages are a {type(messages).__name__}; they must be a list of objects")
+        raise OptionError(f"the messages are of the type {type(messages).__name__}; they must be a list of objects")
     prepared = [_message(message, number, null=null) for number, message in enumerate(messages)]
     for number, message in enumerate(prepared):
         if message["role"] not in ROLES and message["role"] not in named:
@@ -70,6 +70,8 @@ def _message(message: Mapping[str, Any], number: int, *, null: bool) -> dict[str
     if "content" in message or "tool_calls" in result:
         content = message.get("content")
         result["content"] = None if null and content is None else _text(content, number)
+    elif role in ("system", "user"):
+        raise OptionError(f"message {number} has no content; give a string or text parts")
     if isinstance(result.get("tool_calls"), (list, tuple)):
         result["tool_calls"] = [_with_object(call) for call in result["tool_calls"]]
     for key, value in result.items():

@@ -45,7 +45,7 @@ class Pipeline:
         """Raises BundleError, DeviceError or OptionError; nothing stays open then."""
         options = RuntimeOptions() if options is None else options
         if not isinstance(options, RuntimeOptions):
-            raise OptionError(f"the options are a {type(options).__name__}; they must be RuntimeOptions")
+            raise OptionError(f"the options are of the type {type(options).__name__}; they must be RuntimeOptions")
         info = bundle.manifest.tokenizer
         text = bundle.read_text(TOKENIZER)
         if text is None:
@@ -222,7 +222,7 @@ def _checked(options: GenerateOptions | None) -> GenerateOptions:
     """The options, or the default ones. Raises OptionError for what is none."""
     options = GenerateOptions() if options is None else options
     if not isinstance(options, GenerateOptions):
-        raise OptionError(f"the options are a {type(options).__name__}; they must be GenerateOptions")
+        raise OptionError(f"the options are of the type {type(options).__name__}; they must be GenerateOptions")
     return options
 
 

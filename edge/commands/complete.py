@@ -78,6 +78,8 @@ class Completion:
 
     fish: write it to ~/.config/fish/completions/dsedge.fish.
 
+    The folder may have to be made first.
+
     PowerShell: append it to the file of $PROFILE.
     """
 

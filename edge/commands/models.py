@@ -43,7 +43,8 @@ def pull(name: str, catalog: Path | None = None) -> Path:
 class List:
     """List the models of the local store and of the catalogue.
 
-    The variant is the recipe that a model is exported with: sub1b below a billion parameters, 7b above.
+    The size is that of the bundle in the store, or of the download that a pull takes. The variant is the recipe that a
+    model is exported with: sub1b below a billion parameters, 7b above.
     """
 
     catalog: CatalogOption = None
@@ -57,9 +58,15 @@ class List:
             terminal.print_json({"store": str(store.folder()), "models": rows})
             return 0
         cells = [
-            (row["name"], _state(row), row["family"] or "", row["variant"] or "", row["license"] or "") for row in rows
+            (
+                row["name"],
+                "yes" if row["in_store"] else "no",
+                _size(row),
+                *(row[key] or "" for key in ("family", "variant", "license")),
+            )
+            for row in rows
         ]
-        terminal.print_table(("name", "store", "family", "variant", "license"), cells, sys.stdout)
+        terminal.print_table(("name", "store", "size", "family", "variant", "license"), cells, sys.stdout)
         return 0
 
 
@@ -162,8 +169,10 @@ def _folder_size(path: Path) -> int:
     return total
 
 
-def _state(row: dict[str, str | int | bool | list[str] | None]) -> str:
-    if isinstance(row["bytes"], int):
-        return terminal.megabytes(row["bytes"])
-    assert isinstance(row["download_bytes"], int)
-    return f"not pulled ({row['download_bytes'] / 1e6:.0f} MB)"
+def _size(row: dict[str, str | int | bool | list[str] | None]) -> str:
+    """What the bundle takes in the store, or what a pull takes."""
+    from edge.commands.bars import size
+
+    count = row["bytes"] if row["in_store"] else row["download_bytes"]
+    assert isinstance(count, int)
+    return size(count)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # C0 without tab and newline, DEL, and C1: what can move a terminal's cursor, or make it answer.
 _CONTROL = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
 _UNWRAPPED = 10_000
+_READABLE = 24  # a column that is folded to less is hard to read
 
 
 def is_terminal(stream: IO[str]) -> bool:
@@ -74,17 +75,30 @@ def print_json(data: object) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]], stream: IO[str]) -> None:
-    """Columns, numbers to the right. In a pipe lines are never wrapped, so that each row stays one line."""
+    """Columns, numbers to the right. Each row is one line; on a terminal the last column is folded where it has room,
+    and a row that is still too long goes on at the next line's beginning. So names and figures stay whole."""
     from rich.table import Table
 
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
+    out = console(stream)
+    if not _is_roomy([head, *cells], out.width):
+        out = console(stream, unwrapped=True)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, title in enumerate(head):
-        numeric = bool(rows) and all(_is_figure(row[index]) for row in rows)
-        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(visible(str(cell)) for cell in row))
+        numeric, last = bool(rows) and all(_is_figure(row[index]) for row in rows), index == len(head) - 1
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold", no_wrap=not last)
+    for row in cells:
+        table.add_row(*row)
     with writing_stdout():
-        console(stream).print(table)
+        out.print(table)
+
+
+def _is_roomy(rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether the columns stand whole beside each other, the last of them at least as wide as text is readable."""
+    from rich.cells import cell_len
+
+    *widths, last = (max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True))
+    return sum(widths) + 2 * len(widths) + min(last, _READABLE) <= width
 
 
 def _is_figure(cell: object) -> bool:
@@ -96,12 +110,12 @@ def _is_figure(cell: object) -> bool:
     return True
 
 
-def console(stream: IO[str]) -> Console:
-    """A console that agrees with `is_terminal`, whatever FORCE_COLOR says."""
+def console(stream: IO[str], *, unwrapped: bool = False) -> Console:
+    """A console that agrees with `is_terminal`, whatever FORCE_COLOR says. Outside of a terminal no line is wrapped."""
     from rich.console import Console
 
     terminal = is_terminal(stream)
-    options: dict[str, Any] = {} if terminal else {"width": _UNWRAPPED}
+    options: dict[str, Any] = {} if terminal and not unwrapped else {"width": _UNWRAPPED}
     return Console(file=stream, force_terminal=terminal, markup=False, highlight=False, soft_wrap=False, **options)
 
 

@@ -247,7 +247,7 @@ def test_n5_a_role_is_a_known_one_or_one_that_the_template_names() -> None:
     template = ChatTemplate(source, {})
     assert template.render([{"role": "developer"}, {"role": "model"}]) == "developerM"
     with pytest.raises(OptionError, match=r"message 1 has the role 'usr', which .* use one of system, developer, user"):
-        template.render([{"role": "user"}, {"role": "usr"}])
+        template.render([{"role": "user", "content": "hi"}, {"role": "usr"}])
 
 
 TOOL = {"name": "f", "parameters": {"a": "<é & 'x'>", "b": [1, 2.5, None, True]}}

@@ -17,6 +17,7 @@ import pytest
 import edge
 from edge import runtime, store
 from edge.cli import main
+from edge.commands import terminal
 from edge.download import Fetched
 from edge.pipeline import Pipeline
 from exporters.bundle_folder import BundleFolder
@@ -286,8 +287,8 @@ def test_u2_ctrl_c_outside_an_answer_is_exit_130_and_leaves_nothing(
 
 def test_the_store_is_listed_and_emptied(invoke: Invoke) -> None:
     rows = [line.split() for line in invoke("list").out.splitlines()]
-    assert rows[0] == ["name", "store", "family", "variant", "license"]
-    assert ["smollm2-135m-instruct", "not", "pulled", "(98", "MB)", "llama", "sub1b", "Apache-2.0"] in rows
+    assert rows[0] == ["name", "store", "size", "family", "variant", "license"]
+    assert ["smollm2-135m-instruct", "no", "98.4", "MB", "llama", "sub1b", "Apache-2.0"] in rows
     write_bundle(store.place("mine"), [ANSWER])
     models = {item["name"]: item for item in json.loads(invoke("list", "--json").out)["models"]}
     assert (models["mine"]["in_store"], models["mine"]["license"], models["mine"]["pinned"]) == (True, None, None)
@@ -300,7 +301,23 @@ def test_the_store_is_listed_and_emptied(invoke: Invoke) -> None:
 def test_u1_a_row_of_a_table_is_one_line_in_a_pipe(invoke: Invoke) -> None:
     name = "long-" * 19
     write_bundle(store.place(name + "a"), [ANSWER])
-    assert [line.split()[-1] for line in invoke("list").out.splitlines() if name in line] == ["MB"]
+    assert [line.split()[-1] for line in invoke("list").out.splitlines() if name in line] == ["kB"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_stay_whole_in_a_table_on_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    names = [entry.name for entry in edge.list_models()]
+    shown, told = io.StringIO(), io.StringIO()
+    terminal.print_table(("name", "of"), [(name, "a long family's name " * 2) for name in names], shown)
+    assert [name for name in names if name not in shown.getvalue()] == []
+    terminal.print_table(("runtime", "why"), [("native", "one two three four five six seven eight")], told)
+    folded = [line.strip() for line in told.getvalue().splitlines()[1:]]
+    assert folded == {40: ["native   one two three four five six", "seven eight"]}.get(
+        width, ["native   one two three four five six seven eight"]
+    )
 
 
 def test_run_pulls_a_catalogued_model_first(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -188,12 +188,14 @@ def test_options_and_prompts_of_other_types_are_option_errors(opened: OpenScript
     pipeline = opened()
     other: Any = {"temperature": 1}
     for call in (pipeline.stream, pipeline.complete, pipeline.encode):
-        with pytest.raises(OptionError, match="the options are a dict; they must be GenerateOptions"):
+        with pytest.raises(OptionError, match="the options are of the type dict; they must be GenerateOptions"):
             call("hi", other)
-    with pytest.raises(OptionError, match="the options are a dict; they must be GenerateOptions"):
+    with pytest.raises(OptionError, match="the options are of the type dict; they must be GenerateOptions"):
         pipeline.tokens([1], other)
-    with pytest.raises(OptionError, match="the options are a dict; they must be RuntimeOptions"):
+    with pytest.raises(OptionError, match="the options are of the type dict; they must be RuntimeOptions"):
         Pipeline(pipeline.bundle, other)
+    with pytest.raises(OptionError, match="message 1 has no content"):
+        pipeline.complete([{"role": "user", "content": None}, {"role": "user"}])
     wrong: Any
     for wrong in ("hi", ["h", "i"], [1.5]):
         with pytest.raises(OptionError, match="a list of ids"):
