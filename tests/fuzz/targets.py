@@ -226,7 +226,6 @@ def _program(data: bytes, folder: Path) -> None:
 
     vectors = [np.ones(size, np.float32) for size in seeds.PROGRAM_VECTORS]
     try:
-        json.dumps(tables, ensure_ascii=False).encode()  # texts cross as UTF-8: a lone surrogate is not for the engine
         engine = _native.Engine(tables, vectors, "portable", 1)
         angles = [(np.ones((2, rope["pairs"]), np.float32),) * 2 for rope in tables["ropes"]]
         held = [[np.arange(3)] * len(tables["rings"])]

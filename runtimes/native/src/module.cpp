@@ -33,6 +33,13 @@ void require(bool fine, const char *message) {
 
 constexpr int kDeepest = 8; // of lists in lists
 
+// A text, which Python may hold without its being Unicode.
+std::string text_of(nb::handle given) {
+  std::string text;
+  require(nb::try_cast(given, text), "program: a text that is no Unicode");
+  return text;
+}
+
 // What Python gives, before the schema is asked what it should have been.
 Value value_of(nb::handle given, int depth) {
   require(depth < kDeepest, "program: lists in too many lists");
@@ -48,12 +55,12 @@ Value value_of(nb::handle given, int depth) {
   if (nb::isinstance<nb::float_>(given))
     return {nb::cast<double>(given)};
   if (nb::isinstance<nb::str>(given))
-    return {nb::cast<std::string>(given)};
+    return {text_of(given)};
   if (nb::isinstance<nb::dict>(given)) {
     Fields fields;
     for (const auto &[key, item] : nb::borrow<nb::dict>(given)) {
       require(nb::isinstance<nb::str>(key), "program: a field whose name is no text");
-      fields.emplace_back(nb::cast<std::string>(key), value_of(item, depth + 1));
+      fields.emplace_back(text_of(key), value_of(item, depth + 1));
     }
     return {std::move(fields)};
   }

@@ -342,6 +342,13 @@ def test_matrices_of_impossible_shapes_are_refused(matrix: Any) -> None:
         engine_of([select], [(4, "wanted"), (4, "")], [matrix])
 
 
+def test_a_text_that_is_no_unicode_is_refused() -> None:
+    select = {"kind": "select", "input": 1, "output": 0}
+    for step in ({**select, "kind": "\ud800"}, {**select, "\ud800": 1}):
+        with pytest.raises(ValueError, match="a text that is no Unicode"):
+            engine_of([step], [(4, "wanted"), (4, "")], [])
+
+
 @pytest.mark.parametrize(
     ("held", "message"),
     [
