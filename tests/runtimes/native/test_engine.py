@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -192,15 +192,17 @@ def test_closing_waits_for_a_forward_that_runs(bundle: Bundle) -> None:
     segment = Segment(0, ids, session.cache.plan(400))
     finished: list[str] = []
     entered = threading.Event()
-    forward = runtime._forward
+    use = runtime._use
 
-    def watched(*arguments: Any) -> Any:
-        entered.set()
-        result = forward(*arguments)
-        finished.append("forward")
-        return result
+    def watched(call: Callable[[Any], None]) -> None:
+        def running(engine: Any) -> None:
+            entered.set()
+            call(engine)
+            finished.append("forward")
 
-    runtime._forward = watched  # type: ignore[method-assign]
+        use(running)
+
+    runtime._use = watched  # type: ignore[method-assign]
     thread = threading.Thread(target=lambda: runtime.forward([segment], "all"))
     thread.start()
     entered.wait()
