@@ -173,7 +173,9 @@ def _precision(precision: Mapping[str, str]) -> str:
 
 
 def _attention(spec: Mapping[str, Any]) -> str:
-    """`9 heads of 64 over 3 kv heads, window 512`."""
+    """`9 heads of 64 over 3 kv heads, window 512`, or `16 heads over a latent of 512`."""
+    if spec["kind"] == "mla":
+        return f"{spec['heads']} heads over a latent of {spec['latent_dim']}"
     window = f", window {spec['window']}" if spec["window"] else ""
     return f"{spec['heads']} heads of {spec['head_dim']} over {spec['kv_heads']} kv heads{window}"
 
