@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import get_args
 
 from edge.bundle import Bundle
-from edge.errors import NumericsError
+from edge.errors import NumericsError, UnsupportedError
 from edge.ops import Role
 from edge.runtime import support
 from exporters.parity import Parity
@@ -32,7 +32,7 @@ STEPS = _steps()
 
 
 def choose(draft: Bundle, reference: Parity | None, limit: float | None) -> Mapping[str, Mapping[str, str]]:
-    """The manifest's `precision`: empty without a reference or the engine, and for step 0.
+    """The manifest's `precision`: empty without a reference or an engine that takes the model, and for step 0.
 
     Without a limit, the first step whose logits are finite will do.
     """
@@ -46,4 +46,6 @@ def choose(draft: Bundle, reference: Parity | None, limit: float | None) -> Mapp
                 break
         except NumericsError:  # keys or values beyond float16, which a later step keeps in float32
             continue
+        except UnsupportedError:  # an op that the engine does not know: the report says so
+            return {}
     return found

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import edge
 from edge import payload
 from edge.bundle import Bundle, Manifest
-from edge.errors import BundleError, OptionError
+from edge.errors import BundleError, FormatError, OptionError
 from edge.kv import plan_layout
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
@@ -101,9 +101,9 @@ def test_layers_that_trade_their_windows_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [16, 48, 256, 512])
 def test_q3_a_block_size_that_was_not_verified_is_refused(size: int, tmp_path: Path) -> None:
     for kind in ("sym", "zp", "affine"):
-        with pytest.raises(OptionError, match=f"unknown scheme 'int4-g{size}-{kind}'; known are int4-g"):
+        with pytest.raises(FormatError, match=f"unknown scheme 'int4-g{size}-{kind}'; known are int4-g"):
             payload.parse_scheme(f"int4-g{size}-{kind}")
-    with pytest.raises(OptionError, match="unknown scheme 'int8-g64-sym'"):
+    with pytest.raises(FormatError, match="unknown scheme 'int8-g64-sym'"):
         payload.parse_scheme("int8-g64-sym")
     (tmp_path / "recipe.toml").write_text(f'[[rule]]\nmatch = "*"\nscheme = "int4-g{size}-sym"\n')
     source = tiny_mistral(tmp_path / "source")
