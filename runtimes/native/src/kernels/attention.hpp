@@ -282,8 +282,10 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
       return attend_span<To>(a, found, count, local);
     }
   const int64_t rows = a.rows, padded = a.kv.padded;
+  int64_t parts = (rows + kRowsAtOnce - 1) / kRowsAtOnce; // as equal as possible: a row by itself takes as long as several
   for (int64_t row = 0; row < rows; row += a.rows) {
-    a.rows = (int32_t)smaller(kRowsAtOnce, rows - row);
+    a.rows = (int32_t)((rows - row + parts - 1) / parts);
+    --parts;
     attend_rows<T>(a, pieces, count, from_row(local, row, padded));
     a.position += a.rows;
     a.latent_queries += a.latent_queries ? a.rows * a.kv.value_dim : 0;

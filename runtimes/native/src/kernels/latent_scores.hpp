@@ -4,7 +4,27 @@
 
 constexpr int kSlotsAtOnce = kLinesAtOnce; // whose sums do not wait for one another
 
-// sums [kRows][16], from `slot` on: products of kRows latent queries with kSlotsAtOnce values.
+// found [kRows][kSlotsAtOnce] += products of lines of kRows latent queries, `stride` apart, with those of values.
+template <int kRows, typename T>
+inline void add_lines(const T *const (&value)[kSlotsAtOnce], int64_t lane, const float *queries, int64_t stride,
+                      Floats (&found)[kRows * kSlotsAtOnce]) {
+  Floats line[kSlotsAtOnce];
+#pragma GCC unroll 4
+  for (int s = 0; s < kSlotsAtOnce; ++s) {
+    fetch_values(value[s], lane);
+    line[s] = load_wide(value[s] + lane);
+  }
+#pragma GCC unroll 5
+  for (int row = 0; row < kRows; ++row) {
+    const Floats query = load(queries + row * stride);
+#pragma GCC unroll 4
+    for (int s = 0; s < kSlotsAtOnce; ++s)
+      found[row * kSlotsAtOnce + s] = fma(query, line[s], found[row * kSlotsAtOnce + s]);
+  }
+}
+
+// sums [kRows][16], from `slot` on: products of kRows latent queries with kSlotsAtOnce values. The last line, which may
+// be broken, is put together outside of the loop: no call in that could push sums out of their registers.
 template <int kRows, typename T>
 inline void slot_sums(const T *const (&value)[kSlotsAtOnce], const float *queries, int64_t dim, int64_t slot,
                       Floats (&sums)[kRows][16]) {
@@ -12,21 +32,17 @@ inline void slot_sums(const T *const (&value)[kSlotsAtOnce], const float *querie
 #pragma GCC unroll 20
   for (int n = 0; n < kRows * kSlotsAtOnce; ++n)
     found[n] = splat(0);
-  for (int64_t lane = 0; lane < dim; lane += 16) {
-    Floats line[kSlotsAtOnce];
-#pragma GCC unroll 4
-    for (int s = 0; s < kSlotsAtOnce; ++s) {
-      fetch_values(value[s], lane);
-      line[s] = load_wide(value[s] + lane);
-    }
-#pragma GCC unroll 5
-    for (int row = 0; row < kRows; ++row) {
-      const Floats query = load_some(queries + row * dim + lane, dim - lane);
-#pragma GCC unroll 4
-      for (int s = 0; s < kSlotsAtOnce; ++s)
-        found[row * kSlotsAtOnce + s] = fma(query, line[s], found[row * kSlotsAtOnce + s]);
-    }
+  int64_t lane = 0;
+  for (; lane + 16 <= dim; lane += 16)
+    add_lines<kRows>(value, lane, queries + lane, dim, found);
+  if (lane < dim) {
+    float last[kRows * 16] = {};
+    for (int row = 0; row < kRows; ++row)
+      for (int64_t i = lane; i < dim; ++i)
+        last[row * 16 + i - lane] = queries[row * dim + i];
+    add_lines<kRows>(value, lane, last, 16, found);
   }
+#pragma GCC unroll 20
   for (int n = 0; n < kRows * kSlotsAtOnce; ++n)
     sums[n / kSlotsAtOnce][slot + n % kSlotsAtOnce] = found[n];
 }

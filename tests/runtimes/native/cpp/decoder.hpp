@@ -15,6 +15,7 @@ struct Sizes {
   int32_t hidden = 48, heads = 6, kv_heads = 2, dim = 24, rotary = 16, inner = 70;
   int64_t slots = 300, chunk = 40, window = 290, sinks = 3;
   KvFormat format = KvFormat::kFloat16;
+  bool latent = false; // attention over latents of `dim` numbers and keys of `rotary`
 };
 
 // Buffers: logits, x, normed, q, k, v, mixed, wanted; and the codes of hidden, mixed, inner, wanted.
@@ -41,6 +42,34 @@ inline std::vector<Instruction> mlp_steps() {
           Softcap{.input = {0}, .output = {0}, .cap = 30}};
 }
 
+// Makes latent attention of a program's attention. Further buffers: queries for the latents, their codes, the same times a
+// matrix for each head, and mixed latents.
+inline void attend_to_latents(Program &p, const Sizes &s) {
+  constexpr int64_t kNope = 32;
+  const int32_t nope = static_cast<int32_t>(p.buffers.size()), codes = nope + 1, absorbed = nope + 2, mixed = nope + 3;
+  const std::vector<Instruction> steps = {
+      Linear{.input = {kHiddenCodes}, .outputs = {{kQ, kK, kV, nope}}, .matrix = {1}, .biases = {{kNone, kNone, kNone, kNone}}},
+      Quantize{.input = {nope}, .output = {codes}, .crest = 4.5f},
+      HeadLinear{.input = {codes}, .output = {absorbed}, .matrix = {6}, .heads = s.heads},
+      KvWrite{.keys = {kK}, .values = {kV}, .layer = {0}, .rope = {0}},
+      LatentAttention{.queries = {kQ}, .latent_queries = {absorbed}, .output = {mixed}, .layer = {0}, .heads = s.heads,
+                      .rope = {0}, .scale = 0.02f},
+      HeadLinear{.input = {mixed}, .output = {kMixed}, .matrix = {7}, .heads = s.heads}};
+  p.instructions.erase(p.instructions.begin() + 2, p.instructions.begin() + 5);
+  p.instructions.insert(p.instructions.begin() + 2, steps.begin(), steps.end());
+  p.buffers[kQ].width = s.heads * s.rotary;
+  p.buffers[kK].width = s.rotary;
+  p.buffers[kV].width = s.dim;
+  for (bool quantized : {false, true})
+    p.buffers.push_back({s.heads * kNope, quantized, false});
+  for (int n = 0; n < 2; ++n)
+    p.buffers.push_back({s.heads * s.dim, false, false});
+  p.matrices[1].rows = {s.heads * s.rotary, s.rotary, s.dim, s.heads * kNope};
+  p.matrices.push_back({find_format("int4-sym"), 32, kNope, {s.heads * s.dim}, false});
+  p.matrices.push_back({find_format("int8-sym"), 32, s.dim, {s.heads * s.dim}, false});
+  p.kv.layers[0] = {0, 1, s.rotary, s.dim, s.format};
+}
+
 inline Program make_program(const Sizes &s = {}) {
   Program p;
   p.instructions = attention_steps();
@@ -61,6 +90,8 @@ inline Program make_program(const Sizes &s = {}) {
                std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
   p.ropes = {s.rotary / 2};
   p.kv = {2, s.chunk, {{s.slots, s.window, s.sinks}}, {{0, s.kv_heads, s.dim, s.dim, s.format}}};
+  if (s.latent)
+    attend_to_latents(p, s);
   return p;
 }
 

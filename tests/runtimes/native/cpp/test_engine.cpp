@@ -18,6 +18,10 @@ namespace {
 const Sizes kOdd[] = {{45, 6, 2, 13, 6, 37, 50, 30, 47, 3, KvFormat::kFloat16},
                       {57, 3, 3, 20, 20, 33, 50, 30, 50, 0, KvFormat::kFloat16},
                       {33, 4, 1, 100, 50, 65, 50, 30, 20, 0, KvFormat::kFloat32}};
+// Latents of whole and of broken lines.
+const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 300, 40, 290, 3, KvFormat::kFloat16, true},
+                         {45, 5, 1, 20, 6, 37, 300, 40, 300, 0, KvFormat::kInt8, true},
+                         {33, 17, 1, 13, 8, 65, 300, 40, 290, 3, KvFormat::kFloat32, true}};
 // A chunk of 40 over a ring of 10.
 const Sizes kShort = {48, 6, 2, 24, 16, 70, 10, 40, 7, 3, KvFormat::kFloat16};
 // A chunk of which each thread takes blocks of rows through several layers.
@@ -64,6 +68,9 @@ void test_bits(const char *kernels) {
   for (const Sizes &shape : kOdd)
     expect(same(run(kernels, 2, {30, 1, 8}, 120, shape), run(kernels, 1, {1}, 120, shape)),
            std::string("same bits for odd widths: ") + kernels);
+  for (const Sizes &shape : kLatent)
+    expect(same(run(kernels, 3, {30, 1, 8}, 330, shape), run(kernels, 1, {1}, 330, shape)),
+           std::string("same bits for latents: ") + kernels);
   expect(same(run(kernels, 2, {40, 3}, 90, kShort), run(kernels, 1, {1}, 90, kShort)),
          std::string("same bits from a chunk above the ring: ") + kernels);
   const std::vector<float> alone = run(kernels, 1, {1}, 330, kLong);
@@ -190,7 +197,7 @@ void test_hostile_programs() {
   const int32_t values[] = {-2, -1, 0, 1, 2, 3, 7, 31, 48, 1 << 15, 2147483647, -2147483647 - 1};
   int refused = 0;
   for (int round = 0; round < 600; ++round) {
-    Program p = make_program();
+    Program p = make_program(round % 3 ? Sizes{} : kLatent[0]);
     Instruction &i = p.instructions[random() % p.instructions.size()];
     const int32_t value = values[random() % std::size(values)];
     switch (random() % 6) {
@@ -274,6 +281,8 @@ int main() {
   }
   test_sets_agree({});
   for (const Sizes &shape : kOdd)
+    test_sets_agree(shape);
+  for (const Sizes &shape : kLatent)
     test_sets_agree(shape);
   test_copies();
   test_a_row_that_is_wanted_twice();

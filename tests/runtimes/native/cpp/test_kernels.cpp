@@ -114,8 +114,9 @@ float short_float(float x) {
 
 // Attention over 60 positions from 230 on, on both sides of position 256. `turn`: by how many slots they are turned round,
 // so that lines of slots are lines of positions (with 48) or not. With pairs of bfloat16 all that is multiplied has 8 bits,
-// weights too: a relative error of up to 2^-8 in each. Many rows come to the very numbers of each by itself.
-void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap, int64_t turn) {
+// weights too: a relative error of up to 2^-8 in each. Many rows come to the very numbers of each by itself. `latent`:
+// products of other queries with the values are part of the scores.
+void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap, int64_t turn, bool latent) {
   constexpr int64_t kFirst = 230, kCount = 60, kSlots = 64, kWindow = 40, kRows = 20;
   const int32_t padded = (dim + 15) / 16 * 16;
   std::vector<float> keys(static_cast<size_t>(kSlots * dim), 0), values(static_cast<size_t>(kSlots * padded), 0);
@@ -131,7 +132,8 @@ void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softca
     ++pieces.back().count;
   }
   std::vector<float> some = random_floats(kRows * dim, 11);
-  const bool pairs = std::string(k.name) == "avx512bf16" && format == KvFormat::kFloat16 && dim % 2 == 0;
+  const std::vector<float> latent_queries = latent ? random_floats(kRows * dim, 12) : std::vector<float>();
+  const bool pairs = !latent && std::string(k.name) == "avx512bf16" && format == KvFormat::kFloat16 && dim % 2 == 0;
   for (std::vector<float> *kept : {&key, &value})
     keep(*kept, dim, format);
   std::vector<int64_t> positions;
@@ -148,7 +150,8 @@ void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softca
     const auto softmax = [&](std::vector<float> &s) { return Softmax{s.data(), s.data() + rows, s.data() + 2 * rows}; };
     const AttentionTile tile{store, pieces.data(), static_cast<int64_t>(pieces.size()), 0, 1, positions.data() + first,
                              some_queries.data() + first * padded, scores.data(), converted.data(),
-                             static_cast<int32_t>(rows), kWindow, 0, 0.3f, softcap};
+                             static_cast<int32_t>(rows), kWindow, 0, 0.3f, softcap,
+                             latent ? latent_queries.data() + first * dim : nullptr};
     k.attend(tile, softmax(part), 0, softmax(state));
     return state;
   };
@@ -171,7 +174,8 @@ void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softca
         continue;
       double score = 0;
       for (int32_t d = 0; d < dim; ++d)
-        score += double{some[row * dim + d]} * key[i * dim + d];
+        score += double{some[row * dim + d]} * key[i * dim + d] +
+                 (latent ? double{latent_queries[row * dim + d]} * value[i * dim + d] : 0);
       score *= 0.3f;
       const double weight = std::exp(softcap > 0 ? softcap * std::tanh(score / softcap) : score);
       total += weight;
@@ -195,7 +199,7 @@ void test_gap(const Kernels &k, KvFormat format) {
   const Piece pieces[] = {{0, 0, 4}, {256, 16, 4}};
   const int64_t position = 259;
   float part[2 + kDim] = {}, state[2 + kDim] = {-INFINITY};
-  const AttentionTile tile{store, pieces, 2, 0, 1, &position, query.data(), scores.data(), nullptr, 1, 1000, 0, 1.0f, 0.0f};
+  const AttentionTile tile{store, pieces, 2, 0, 1, &position, query.data(), scores.data(), nullptr, 1, 1000, 0, 1.0f, 0.0f, nullptr};
   k.attend(tile, {part, part + 1, part + 2}, 0, {state, state + 1, state + 2});
   expect(state[1] == 8 && std::fabs(state[2] - 8) < 0.05f, "of 260 positions eight are held, and each counts once");
 }
@@ -214,7 +218,8 @@ int main() {
       for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
         for (float softcap : {0.0f, 2.0f})
           for (int64_t turn : {48, 37})
-            test_attention(k, static_cast<int32_t>(width), format, softcap, turn);
+            for (bool latent : {false, true})
+              test_attention(k, static_cast<int32_t>(width), format, softcap, turn, latent);
     }
     for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
       test_gap(k, format);
