@@ -205,5 +205,5 @@ def test_a_runtime_that_does_not_know_the_model_is_told_and_the_others_are_judge
     assert parity is not None
     assert (dict(parity.runtimes), parity.auto) == ({}, None)
     assert parity.refused.keys() == {"native"}
-    assert main(["inspect", str(made.path)]) == 0
+    assert main(["inspect", str(made.path), "--full"]) == 0
     assert "native was not compared: " in capsys.readouterr().out
