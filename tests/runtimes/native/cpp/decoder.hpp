@@ -53,7 +53,7 @@ inline void attend_to_latents(Program &p, const Sizes &s) {
       HeadLinear{.input = {codes}, .output = {absorbed}, .matrix = {6}, .heads = s.heads},
       KvWrite{.keys = {kK}, .values = {kV}, .layer = {0}, .rope = {0}},
       LatentAttention{.queries = {kQ}, .latent_queries = {absorbed}, .output = {mixed}, .layer = {0}, .heads = s.heads,
-                      .rope = {0}, .scale = 0.02f},
+                      .rope = {0}, .scale = 0.002f},
       HeadLinear{.input = {mixed}, .output = {kMixed}, .matrix = {7}, .heads = s.heads}};
   p.instructions.erase(p.instructions.begin() + 2, p.instructions.begin() + 5);
   p.instructions.insert(p.instructions.begin() + 2, steps.begin(), steps.end());
