@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.errors import OptionError
+from edge.errors import FormatError, OptionError
 from edge.payload import Scheme
 from edge.weights import Weights
 from exporters.payload_writer import Plan, write_weights
@@ -96,5 +96,5 @@ def test_n40_matrices_of_zeros_are_told(tmp_path: Path) -> None:
 
 
 def test_a_choice_that_does_not_fit_its_weight_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"w is \[8, 8\]; it cannot be cut into rows 4 float16, 2 float32"):
+    with pytest.raises(FormatError, match=r"w is \[8, 8\]; it cannot be cut into rows 4 float16, 2 float32"):
         Choice.of("float16").layout.parse("rows 4 float16, 2 float32").split("w", (8, 8))
