@@ -82,7 +82,7 @@ def describe(checkpoint: Checkpoint) -> Model:
         spec = replace(spec, norm_offset=0.0)
     tied = config.flag("tie_word_embeddings")
     spec, weights = find_weights(checkpoint, family, spec, family.scales(config), tied=tied)
-    prefixes = tuple(prefix.format(len(spec.layers)) for prefix in family.left_out)
+    prefixes = family.foreign_prefixes(len(spec.layers))
     left_out = sum(name.startswith(prefixes) for name in checkpoint.tensors)
     parts = ", ".join(prefix.rstrip(".") for prefix in prefixes)
     notes = (f"{left_out} tensors of other parts of the model ({parts}) are left out",) if left_out else ()

@@ -47,3 +47,7 @@ class Family:
     interleaved: tuple[str, ...] = ()
     by_head: tuple[str, ...] = ()
     gguf_whole_norms: bool = False
+
+    def foreign_prefixes(self, layers: int) -> tuple[str, ...]:
+        """`left_out` for a decoder of that many layers."""
+        return tuple(prefix.format(layers) for prefix in self.left_out)

@@ -44,7 +44,7 @@ def find_weights(
         for weight, rows in zip(sharing, _taken_apart(tensor, sharing, family), strict=True):
             weights[weight.name] = _shown(rows, weight, checkpoint, family, scales)
         used.update(_tensor_names(name, sharing[0]))
-    _check_leftovers(checkpoint, used, tuple(prefix.format(len(spec.layers)) for prefix in family.left_out))
+    _check_leftovers(checkpoint, used, family.foreign_prefixes(len(spec.layers)))
     return spec, weights
 
 

@@ -1,6 +1,5 @@
 // Rows are grouped by expert: its weights are read once for all rows that have chosen it, and not at all if none has. A task
 // is a panel of 32 rows of each expert's weights.
-#include "ops/experts.hpp"
 #include "ops/linear.hpp"
 
 #include <algorithm>
@@ -11,6 +10,9 @@ namespace dsedge {
 namespace {
 
 constexpr int64_t kGathered = 64; // rows that are put together at a time
+constexpr int64_t kSlot = 128;    // numbers that a chosen expert's part of a row is padded to
+
+int64_t slot_width(int64_t size) { return (size + kSlot - 1) / kSlot * kSlot; }
 
 // Some rows of an input side by side, as products take them: codes, or floats.
 struct Inputs {

@@ -1,5 +1,5 @@
 // Which experts a row goes to. Scores are computed in double, so that ties are the reference's.
-#include "ops/experts.hpp"
+#include "ops/op.hpp"
 
 #include <algorithm>
 #include <cmath>
