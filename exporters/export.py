@@ -33,6 +33,7 @@ from exporters.origin import find_origin
 from exporters.payload_writer import Plan, write_weights
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Recipe
+from exporters.report import texts as held_out
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -126,8 +127,9 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
     plans = calibrator.settle(graph, chosen)
     wanted, notes = targets.choose(graph, options.get("targets"))
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
+    measured = (texts.read(parity.TEXT), *held_out.measured())
     samples = calibration.read_samples(
-        options.get("calibration"), plans, files, context=model.spec.context, measured=parity.TEXT
+        options.get("calibration"), plans, files, context=model.spec.context, measured=measured
     )
     enders = {str(token): places for token, places in files.enders.items()}
     layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}

@@ -6,10 +6,9 @@ calibrator  the quantized model, segment by segment, on its own inputs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from edge import texts
 from edge.chat import check_templates
 from edge.errors import OptionError
 from edge.tokenizer import Tokenizer
@@ -32,7 +31,12 @@ def method_of(effort: str) -> str:
 
 
 def read_samples(
-    path: str | Path | None, plans: Mapping[str, Plan], files: TokenizerFiles, *, context: int, measured: Path
+    path: str | Path | None,
+    plans: Mapping[str, Plan],
+    files: TokenizerFiles,
+    *,
+    context: int,
+    measured: Sequence[str],
 ) -> Calibration | None:
     """What to calibrate on, None where no plan needs it. Raises what `text.read` does, and OptionError for a text that
     nothing would be done with."""
@@ -46,4 +50,4 @@ def read_samples(
     tokenizer = Tokenizer(files.tokenizer, bos=files.bos, eos=files.eos, add_bos=files.add_bos, special=files.special)
     templates = check_templates(files.chat_template, files.chat_templates, files.special)
     found = None if path is None else Path(path)
-    return text.read(found, tokenizer, templates, context=context, measured=(texts.read(measured),))
+    return text.read(found, tokenizer, templates, context=context, measured=measured)

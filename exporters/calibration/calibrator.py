@@ -20,7 +20,7 @@ import numpy as np
 from edge import payload
 from edge.graph import TOKENS, Graph
 from edge.ops import Weight
-from exporters.calibration import threads
+from exporters import threads
 from exporters.calibration.spill import Spill
 from exporters.calibration.walk import Segment, cut, run
 from exporters.payload_writer import Block, Plan, encode_block, jobs

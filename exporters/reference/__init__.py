@@ -3,7 +3,7 @@
 It reads weights by canonical name through a callable, so the same code runs a checkpoint's source weights and a
 bundle's dequantized ones. Above `KEEP_LIMIT` parameters nothing is kept between uses, and a block of rows at a time
 is in memory. It has no ring: it keeps what every layer keeps of every token and takes visibility from a rule, which
-makes it the check of the ring.
+makes it the check of the ring. Its numbers do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from edge.ops import (
     Select,
     Softcap,
 )
+from exporters import threads
 from exporters.reference import attention, experts, rows
 from exporters.reference.state import Array, Positions, Reader, Step, Visibility, WeightCache
 
@@ -80,6 +81,12 @@ class Reference:
         """Logits of the new tokens, [tokens, vocab], or of the last one alone, [1, vocab]."""
         ids = np.asarray(tokens, np.int64)
         positions = np.arange(self._length, self._length + len(ids), dtype=np.int64)
+        with threads.pool() as self._weights.pool:
+            logits = self._run(ids, positions, last=last, observe=observe)
+        self._length += len(ids)
+        return logits
+
+    def _run(self, ids: Positions, positions: Positions, *, last: bool, observe: Observer | None) -> Array:
         uses = _last_uses(self.graph)
         values: dict[str, Any] = {TOKENS: ids}
         for index, op in enumerate(self.graph.ops):
@@ -94,7 +101,6 @@ class Reference:
             for name in op.inputs:
                 if uses[name] == index:
                     del values[name]
-        self._length += len(ids)
         logits: Array = values[LOGITS]
         return logits
 

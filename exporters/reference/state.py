@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from edge.ops import Weight
 Array = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
 BLOCK = 1 << 24  # numbers of a matrix that are dequantized at a time when weights are not kept
+_PRODUCTS = 1 << 25  # multiplications that a thread does at a time
 
 # Rows start…stop of a weight as float32.
 Reader = Callable[[str, int, int | None], Array]
@@ -23,10 +25,15 @@ Visibility = Callable[[int, Positions, Positions], npt.NDArray[np.bool_]]
 
 
 class WeightCache:
-    """Weights by rows, read through a callable; those that are wanted whole are kept if `keep`."""
+    """Weights by rows, read through a callable; those that are wanted whole are kept if `keep`.
+
+    With a `pool` a product is made in blocks of rows by its threads. The blocks depend on the shapes alone, so that its
+    numbers do not depend on how many threads there are.
+    """
 
     def __init__(self, read: Reader, *, keep: bool) -> None:
         self.keep = keep
+        self.pool: Executor | None = None
         self._read = read
         self._kept: dict[str, Array] = {}
 
@@ -50,11 +57,24 @@ class WeightCache:
     def times(self, x: Array, weight: Weight) -> Array:
         """x · weightᵀ, block by block of rows where weights are not kept."""
         if self.keep:
-            return np.asarray(x @ self.whole(weight).T)
+            return self._product(x, self.whole(weight))
         rows, columns = weight.shape
         step = max(1, BLOCK // columns)
-        blocks = [x @ self.rows(weight, i, min(i + step, rows)).T for i in range(0, rows, step)]
+        blocks = [self._product(x, self.rows(weight, i, min(i + step, rows))) for i in range(0, rows, step)]
         return np.concatenate(blocks, axis=1)
+
+    def _product(self, x: Array, matrix: Array) -> Array:
+        if self.pool is None:
+            return np.asarray(x @ matrix.T)
+        out = np.empty((len(x), len(matrix)), np.float32)
+        step = max(1, _PRODUCTS // max(1, x.size))
+
+        def fill(start: int) -> None:
+            out[:, start : start + step] = x @ matrix[start : start + step].T
+
+        for _ in self.pool.map(fill, range(0, len(matrix), step)):
+            pass
+        return out
 
 
 @dataclass(frozen=True, slots=True)

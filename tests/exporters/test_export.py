@@ -125,17 +125,25 @@ def test_progress_is_told_in_order(llama_folder: Path, tmp_path: Path) -> None:
 # --- the same again -----------------------------------------------------------------------------------------------
 
 
-def test_two_processes_with_other_hash_seeds_write_the_same_bytes(
-    llama_bundle: Bundle, llama_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("effort", ["none", "medium"])
+def test_two_processes_with_other_hash_seeds_and_threads_write_the_same_bytes(
+    effort: str, llama_bundle: Bundle, llama_folder: Path, tmp_path: Path
 ) -> None:
-    for seed in ("1", "2"):
+    """The figures of the report are numbers of the reference: they must not depend on how its products are split."""
+    code = "import sys, edge; edge.export(*sys.argv[1:3], effort=sys.argv[3])"
+    made = []
+    for seed, threads in (("1", "1"), ("2", "3")):
         out = tmp_path / seed / "tiny.dsedge"
         out.parent.mkdir()
         subprocess.run(
-            [sys.executable, "-c", "import sys, edge; edge.export(*sys.argv[1:])", str(llama_folder), str(out)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}, check=True,
-        )  # fmt: skip
-        assert contents(out) == contents(llama_bundle.path)
+            [sys.executable, "-c", code, str(llama_folder), str(out), effort],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": threads},
+            check=True,
+        )
+        made.append(contents(out))
+    assert made[0] == made[1]
+    if effort == "none":
+        assert made[0] == contents(llama_bundle.path)
 
 
 def test_o1_exporting_again_over_a_bundle_changes_nothing(

@@ -1,4 +1,4 @@
-"""One thread for each product of matrices while samples are worked on in parallel.
+"""One thread for each product of matrices, while samples or blocks of rows are worked on in parallel.
 
 Several threads a product, times several samples at once, wait for each other more than they work (measured: four times
 the processor time); and sums then come out in another order with another number of threads. numpy's own wheels
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 _SUFFIXES = ("64_", "")
+_MOST = 8
 
 
 @contextlib.contextmanager
@@ -32,6 +35,13 @@ def single() -> Iterator[bool]:
         yield True
     finally:
         put(before)
+
+
+@contextlib.contextmanager
+def pool() -> Iterator[Executor]:
+    """Threads for work whose results do not depend on how many there are: a product of matrices takes one of them."""
+    with single() as alone, ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST) if alone else 1) as found:
+        yield found
 
 
 def _library() -> tuple[ctypes.CDLL, str] | None:
