@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from edge.bundle import FileInfo, GraphInfo
 
 
+SIGNATURE = "manifest.sig"  # over the manifest, so it cannot be listed there
+
+
 def relative_path(folder: Path, name: str) -> PurePosixPath:
     """The path of a file that a manifest names. Raises BundleError for one that leaves the bundle."""
     pure = PurePosixPath(name)
@@ -92,8 +95,9 @@ def foreign(folder: Path, manifest: str) -> str:
 
 
 def unlisted(folder: Path, files: Iterable[str], manifest: str) -> list[str]:
-    """What lies in the folder besides the manifest and the files that it lists, as relative paths; links included."""
-    known = {PurePosixPath(manifest), *(PurePosixPath(name) for name in files)}
+    """What lies in the folder besides the manifest, its signature and the files that it lists, as relative paths; links
+    included."""
+    known = {PurePosixPath(manifest), PurePosixPath(SIGNATURE), *(PurePosixPath(name) for name in files)}
     folders = {parent for path in known for parent in path.parents}
     found = []
     for where, inner, names in os.walk(folder):

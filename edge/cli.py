@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("edge.commands.export", "Export"),
     "inspect": ("edge.commands.inspect", "Inspect"),
     "verify": ("edge.commands.verify", "Verify"),
+    "sign": ("edge.commands.sign", "Sign"),
     "eval": ("edge.commands.evaluate", "Evaluate"),
     "doctor": ("edge.commands.doctor", "Doctor"),
     "bench": ("edge.commands.bench", "Bench"),

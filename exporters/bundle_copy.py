@@ -1,4 +1,4 @@
-"""Copying a bundle: what its manifest lists and nothing else, checked before and after."""
+"""Copying a bundle: what its manifest lists, its signature and nothing else, checked before and after."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from edge.bundle import MANIFEST, open_bundle, verify_bundle
+from edge.bundle_files import SIGNATURE
 from edge.progress import Progress
 from exporters.bundle_folder import BundleFolder
 from exporters.payload_writer import storage_error
@@ -20,7 +21,8 @@ def copy_bundle(source: Path, destination: Path, progress: Progress) -> None:
     sizes = {name: info.size for name, info in bundle.manifest.files.items()}
     done, total = 0, sum(sizes.values())
     with BundleFolder(destination) as folder:
-        for name in [*sizes, MANIFEST]:
+        signature = [SIGNATURE] if (bundle.path / SIGNATURE).is_file() else []
+        for name in [*sizes, MANIFEST, *signature]:
             progress("copy", done / max(total, 1))
             try:
                 (folder.path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -16,10 +16,20 @@ ROOT = Path(edge.__file__).parents[1]
 OURS = {"edge", "exporters", "runtimes", "apps"}
 # What each part of `edge` may import besides the standard library and `edge` itself.
 DEVICE = {"numpy", "tokenizers", "jinja2"}
-COMMAND_LINE = DEVICE | {"typer", "rich", "prompt_toolkit"}
+COMMAND_LINE = DEVICE | {"typer", "rich", "prompt_toolkit", "cryptography"}
 # The places that open another package, always lazily.
 DOORS = {"edge/runtime.py", "edge/exporting.py"}
-HEAVY = ("torch", "onnx", "onnxruntime", "coremltools", "transformers", "typer", "rich", "prompt_toolkit")
+HEAVY = (
+    "cryptography",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "coremltools",
+    "transformers",
+    "typer",
+    "rich",
+    "prompt_toolkit",
+)
 
 
 def sources(package: str) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +12,10 @@ import edge
 from edge import store, texts
 from edge.bundle import MANIFEST, unknown_keys
 from edge.bundle_files import unlisted
-from edge.commands import terminal
+from edge.commands import signature, terminal
 from edge.commands.complete import BundleArgument
 from edge.commands.quality import print_comparisons
+from edge.paths import expanded
 
 _SHOWN = 5  # unlisted files that are named
 
@@ -23,14 +25,20 @@ class Verify:
     """Check a bundle's files and its logits.
 
     Every hash is recomputed, files that the manifest does not list are named, and the logits are compared with the
-    reference on a short text.
+    reference on a short text. With --pubkey, the signature is checked before anything else.
     """
 
     model: BundleArgument
+    pubkey: Annotated[
+        Path | None,
+        typer.Option(metavar="PUB.pem", help="The public key that must have signed the bundle.", parser=expanded),
+    ] = None
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 
     def execute(self) -> int:
-        bundle = edge.verify_bundle(store.resolve(self.model))
+        path = store.resolve(self.model)
+        key = None if self.pubkey is None else signature.check(path, signature.read_public(self.pubkey), self.pubkey)
+        bundle = edge.verify_bundle(path)
         # Not at the top: the reference belongs to the workstation side, which the other commands do without.
         from exporters import parity
 
@@ -42,14 +50,24 @@ class Verify:
         unknown = unknown_keys(texts.read_json(bundle.path / MANIFEST))
         if unknown:
             terminal.note(f"{bundle.path}: its manifest has keys that this version does not read: {', '.join(unknown)}")
+        if key is None and signature.is_signed(bundle.path):
+            terminal.note(f"{bundle.path}: has a signature; --pubkey checks whose")
         if strays:
             more = f" and {len(strays) - _SHOWN} more" if len(strays) > _SHOWN else ""
             terminal.note(f"{bundle.path}: not listed, so never read: {', '.join(strays[:_SHOWN])}{more}")
         if self.json:
             terminal.print_json(
-                {"path": str(bundle.path), "files": files, "unlisted": strays, "parity": asdict(report)}
+                {
+                    "path": str(bundle.path),
+                    "files": files,
+                    "unlisted": strays,
+                    "signed_by": key,
+                    "parity": asdict(report),
+                }
             )
             return 0
+        if key is not None:
+            terminal.say(f"{terminal.visible(str(bundle.path))}: signed with the given key (SHA-256 {key})")
         terminal.say(f"{terminal.visible(str(bundle.path))}: all {files} files have the manifest's sizes and SHA-256")
         print_comparisons(report)
         return 0
