@@ -40,7 +40,7 @@ class Builder:
         return output
 
     def norm(self, x: str, output: str, name: str, dim: int | None = None, *, own_eps: float | None = None) -> str:
-        """RMS norm of x, over pieces of `dim` (the whole row by default) with one weight of that size.
+        """RMS norm of x, over vectors of `dim` (the whole row by default) with one weight of that size.
 
         `own_eps`: a norm that has nothing in common with the spec's others, neither eps nor offset.
         """
@@ -63,19 +63,19 @@ class Builder:
 
 def _gqa(builder: Builder, x: str, index: int, spec: Gqa) -> str:
     path, name, dim = f"/layers.{index}/attn", f"layers.{index}.attn", spec.head_dim
-    parts: tuple[tuple[str, Role, int], ...] = (
+    projections: tuple[tuple[str, Role, int], ...] = (
         ("q", "query", spec.heads), ("k", "key", spec.kv_heads), ("v", "value", spec.kv_heads),
     )  # fmt: skip
     values = {}
-    for part, role, heads in parts:
-        weight = Weight(f"{name}.{part}", (heads * dim,), role, dim)
-        values[part] = builder.linear(x, f"{path}/{part}", weight, bias=spec.qkv_bias)
-    for part in ("q", "k"):
+    for label, role, heads in projections:
+        weight = Weight(f"{name}.{label}", (heads * dim,), role, dim)
+        values[label] = builder.linear(x, f"{path}/{label}", weight, bias=spec.qkv_bias)
+    for label in ("q", "k"):
         if spec.qk_norm != "none":
             over = dim if spec.qk_norm == "head" else None
-            values[part] = builder.norm(values[part], f"{path}/{part}_norm", f"{name}.{part}_norm", over)
+            values[label] = builder.norm(values[label], f"{path}/{label}_norm", f"{name}.{label}_norm", over)
         if spec.rope is not None:
-            values[part] = builder.rope(values[part], f"{path}/{part}_rope", dim, spec.rope)
+            values[label] = builder.rope(values[label], f"{path}/{label}_rope", dim, spec.rope)
     group = builder.spec.layer_groups[index]
     attention = Attention(spec.heads, spec.kv_heads, dim, index, group, spec.scale, spec.window, spec.softcap)
     mixed = builder.add(f"{path}/mix", (values["q"], values["k"], values["v"]), attention)
@@ -92,19 +92,19 @@ def _mla(builder: Builder, x: str, index: int, spec: Mla) -> str:
             x, f"{path}/q_down", Weight(f"{name}.q_down", (spec.query_rank,), "query_down"), bias=bias
         )
         source = builder.norm(source, f"{path}/q_down_norm", f"{name}.q_down_norm", own_eps=spec.norm_eps)
-    parts: tuple[tuple[str, Role, int], ...] = (
+    projections: tuple[tuple[str, Role, int], ...] = (
         ("nope", "query_nope", spec.nope_dim),
         ("rope", "query_rope", spec.rope_dim),
     )
     q_nope, q_rope = (
-        builder.linear(source, f"{path}/q_{part}", Weight(f"{name}.{stem}_{part}", (spec.heads * dim,), role, dim))
-        for part, role, dim in parts
+        builder.linear(source, f"{path}/q_{label}", Weight(f"{name}.{stem}_{label}", (spec.heads * dim,), role, dim))
+        for label, role, dim in projections
     )
     latent = builder.linear(x, f"{path}/latent", Weight(f"{name}.latent", (spec.latent_dim,), "latent"), bias=bias)
     key = Weight(f"{name}.k_rope", (spec.rope_dim,), "key_rope", spec.rope_dim)
     k_rope = builder.linear(x, f"{path}/k_rope", key, bias=bias)
     latent = builder.norm(latent, f"{path}/latent_norm", f"{name}.latent_norm", own_eps=spec.norm_eps)
-    q_rope, k_rope = (builder.rope(part, f"{part}_turned", spec.rope_dim, spec.rope) for part in (q_rope, k_rope))
+    q_rope, k_rope = (builder.rope(value, f"{value}_rotated", spec.rope_dim, spec.rope) for value in (q_rope, k_rope))
     attention = LatentAttention(
         spec.heads, spec.nope_dim, spec.rope_dim, spec.latent_dim, spec.value_dim, index,
         builder.spec.layer_groups[index], spec.scale,

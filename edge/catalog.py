@@ -32,12 +32,12 @@ _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*"
 class Wheel:
     """Members of packages of the package index, joined in order: (pinned requirement, path in the wheel) each."""
 
-    parts: tuple[tuple[str, str], ...]
+    members: tuple[tuple[str, str], ...]
 
     forms = ("file",)
 
     def __str__(self) -> str:
-        return " + ".join(requirement for requirement, _ in self.parts)
+        return " + ".join(requirement for requirement, _ in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +204,11 @@ def _source(item: Mapping[str, Any], base: Path) -> Source:
     if kind is None:
         raise ValueError(f"source kind {item['kind']!r} is none of {', '.join(SOURCES)}")
     if kind is Wheel:
-        parts = tuple((str(requirement), str(member)) for requirement, member in fields.pop("parts"))
-        loose = next((requirement for requirement, _ in parts if not _PINNED.fullmatch(requirement)), None)
-        if loose is not None or not parts:
+        members = tuple((str(requirement), str(member)) for requirement, member in fields.pop("members"))
+        loose = next((requirement for requirement, _ in members if not _PINNED.fullmatch(requirement)), None)
+        if loose is not None or not members:
             raise ValueError(f"{loose!r} is no pinned requirement, NAME==VERSION")
-        return Wheel(parts, **fields)
+        return Wheel(members, **fields)
     if not all(isinstance(value, str) for value in fields.values()):
         raise ValueError(f"a source of kind {item['kind']} has a value that is no text")
     if kind is Hub and {"", ".", ".."} & set(fields.get("file", "x").split("/")):

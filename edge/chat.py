@@ -159,7 +159,7 @@ class ChatTemplate:
         text = self.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables, cancelled=cancelled
         )
-        return tokenizer.with_bos(tokenizer.encode_parts(list(_parts(text, control)), control=control))
+        return tokenizer.with_bos(tokenizer.encode_fragments(list(_fragments(text, control)), control=control))
 
     def _control(self, tokenizer: Tokenizer) -> ControlTokens:
         """The control tokens under this template; kept for the latest tokenizer."""
@@ -251,7 +251,7 @@ def _is_null(message: Any) -> bool:
     return isinstance(message, Mapping) and message.get("content") is None
 
 
-def _parts(text: str, control: ControlTokens) -> Iterator[str | int]:
+def _fragments(text: str, control: ControlTokens) -> Iterator[str | int]:
     """`text` cut at the control tokens that the template wrote: their ids, and the plain text between them."""
     whole, done = plain(text), 0
     for start, stop in template_runs(text):

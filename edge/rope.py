@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edge.decoder import RopeSpec
 
 Angles = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-_BLOCK = 64  # positions whose angles are computed together
+_TABLE_ROWS = 64  # positions whose angles are computed together
 
 
 @lru_cache(maxsize=64)  # computed for every step otherwise; the result is shared and must not be changed
@@ -78,20 +78,20 @@ def rotations(rope: RopeSpec, positions: npt.NDArray[np.int64], *, context: int 
     return np.cos(phase).astype(np.float32), np.sin(phase).astype(np.float32)
 
 
-class AngleBlocks:
-    """`angles` of several ropes for one position after another, computed a block of positions at a time."""
+class AngleTable:
+    """`angles` of several ropes for one position after another, computed for 64 positions at a time."""
 
     def __init__(self, ropes: Sequence[RopeSpec], *, context: int) -> None:
         self._ropes = ropes
         self._context = context
-        self._block = lru_cache(maxsize=8)(self._compute)  # a block for each of some sequences
+        self._rows = lru_cache(maxsize=8)(self._compute)  # enough for some sequences at different positions
 
     def row(self, position: int) -> list[Angles]:
         """cos and sin of one position for each rope, both [1, dim / 2]. Shared: they must not be changed."""
-        block, row = divmod(position, _BLOCK)
-        return self._block(block)[row]
+        table, row = divmod(position, _TABLE_ROWS)
+        return self._rows(table)[row]
 
-    def _compute(self, block: int) -> list[list[Angles]]:
-        positions = np.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=np.int64)
+    def _compute(self, table: int) -> list[list[Angles]]:
+        positions = np.arange(table * _TABLE_ROWS, (table + 1) * _TABLE_ROWS, dtype=np.int64)
         found = [angles(kind, positions, context=self._context) for kind in self._ropes]
-        return [[(cos[n : n + 1], sin[n : n + 1]) for cos, sin in found] for n in range(_BLOCK)]
+        return [[(cos[n : n + 1], sin[n : n + 1]) for cos, sin in found] for n in range(_TABLE_ROWS)]

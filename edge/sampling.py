@@ -43,9 +43,9 @@ _MASK = 0xFFFFFFFF
 _LOWEST = float(np.finfo(np.float32).min)
 _AHEAD = 16  # random numbers that are made at once: one alone, between two steps of a model, costs several times more
 # Candidates are looked for down to a weight, and further down only if those do not settle the draw. These weights are
-# parts of the sum of all, so that few candidates are as heavy; where the sum is not known, parts of the heaviest one.
+# fractions of the sum of all, so that few candidates are as heavy; where the sum is not known, of the heaviest one.
 _SHARES = (2.0**-12, 2.0**-18, 0.0)
-_PARTS = (2.0**-8, 2.0**-13, 2.0**-20, 2.0**-30, 0.0)
+_FRACTIONS = (2.0**-8, 2.0**-13, 2.0**-20, 2.0**-30, 0.0)
 # An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
 # few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
 _ROUGH = 1e-4
@@ -199,8 +199,8 @@ class Sampler:
         """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
         top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
         if top_k or (top_p == 1 and min_p):  # the sum of all weights is not asked for
-            parts = _PARTS if top_k else (min_p / 2, 0.0)
-            ids, weights, sums = self._candidates(logits, top, math.inf, parts)
+            fractions = _FRACTIONS if top_k else (min_p / 2, 0.0)
+            ids, weights, sums = self._candidates(logits, top, math.inf, fractions)
             return int(ids[self._pick(weights, sums, float(sums[-1]), u)])
         # Almost always a float32 sum with its error bound decides as the exact one would, in a third of the time.
         about = self._rough_mass(logits, top)

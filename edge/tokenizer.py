@@ -4,9 +4,9 @@ What this module knows: which ids are control tokens, how to keep text from beco
 not know templates (edge/chat.py) or streaming (edge/stream.py).
 
 Text is always plain: a control token's spelling inside it is encoded as ordinary characters. Control tokens enter a
-prompt only as ids, through `encode_parts`, which keeps everything that the tokenizer does around a control token (the
-prefix space of its pre-tokenizer, white space that the token swallows) as it is when the tokenizer parses the token
-itself.
+prompt only as ids, through `encode_fragments`, which keeps everything that the tokenizer does around a control token
+(the prefix space of its pre-tokenizer, white space that the token swallows) as it is when the tokenizer parses the
+token itself.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text: no control token, no bos."""
-        return self.encode_parts([text])
+        return self.encode_fragments([text])
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a raw prompt: plain text, after a bos if this tokenizer adds one."""
@@ -113,7 +113,7 @@ class Tokenizer:
             return ids
         return [self.bos, *ids]
 
-    def encode_parts(self, parts: Sequence[str | int], *, control: ControlTokens | None = None) -> list[int]:
+    def encode_fragments(self, fragments: Sequence[str | int], *, control: ControlTokens | None = None) -> list[int]:
         """Ids of texts and added tokens (given by id) in order; each text between two tokens is one plain piece.
 
         No id of `control` (by default this tokenizer's own) comes out of a text, except the unknown token. Where one
@@ -121,14 +121,14 @@ class Tokenizer:
         there do ids differ from the tokenizer's own plain encoding. Raises OptionError for a text in which that cannot
         be had (one with a control token of a single character), and for one that is no Unicode text.
         """
-        for part in parts:
-            if isinstance(part, str):
-                check_text(part, "the text")
+        for fragment in fragments:
+            if isinstance(fragment, str):
+                check_text(fragment, "the text")
         banned = self._always_banned.union((control or self.control).ids.values()) - {self._unknown}
-        text, found = self._encode(parts)
+        text, found = self._encode(fragments)
         for _ in range(_CUTS):
             if banned.isdisjoint(found.ids):
-                return self._insert([token for token in found.ids if token != self._break_id], parts)
+                return self._insert([token for token in found.ids if token != self._break_id], fragments)
             spans = [span for token, span in zip(found.ids, found.offsets, strict=True) if token in banned]
             if any(stop - start < 2 for start, stop in spans):
                 break
@@ -210,13 +210,13 @@ class Tokenizer:
         self._alias_ids = frozenset(self._tok.token_to_id(name) for name in names.values())
         self._silent = self.control_ids | self._alias_ids | {self._break_id}
 
-    def _encode(self, parts: Sequence[str | int]) -> tuple[str, tokenizers.Encoding]:
-        """The parts as one text, with stand-ins for the tokens among them, and what the library makes of it."""
-        tokens = sum(isinstance(part, int) for part in parts)
+    def _encode(self, fragments: Sequence[str | int]) -> tuple[str, tokenizers.Encoding]:
+        """The fragments as one text, with stand-ins for the tokens among them, and what the library makes of it."""
+        tokens = sum(isinstance(fragment, int) for fragment in fragments)
         # A normalizer that puts a space before text hides normalized tokens inside it (from the library as well);
         # the prompt needs its control tokens, so then they are matched before normalization.
         for alias in (self._alias, self._sure_alias):
-            text = "".join(part if isinstance(part, str) else alias[part] for part in parts)
+            text = "".join(fragment if isinstance(fragment, str) else alias[fragment] for fragment in fragments)
             found = self._library_encode(text)
             if sum(token in self._alias_ids for token in found.ids) == tokens:
                 return text, found
@@ -227,9 +227,9 @@ class Tokenizer:
         found: tokenizers.Encoding = _library(problem, self._tok.encode, text, add_special_tokens=False)
         return found
 
-    def _insert(self, ids: list[int], parts: Sequence[str | int]) -> list[int]:
+    def _insert(self, ids: list[int], fragments: Sequence[str | int]) -> list[int]:
         """The ids with each stand-in replaced by the token that it stands for."""
-        written = iter([part for part in parts if isinstance(part, int)])
+        written = iter([fragment for fragment in fragments if isinstance(fragment, int)])
         return [next(written) if token in self._alias_ids else token for token in ids]
 
 

@@ -108,8 +108,8 @@ def _write_weights(found: _Described, folder: Path, report: Progress) -> tuple[s
         return write_weights(path, found.graph, found.plans, lambda share: report("quantize", share))
     report("calibrate", 0.0)
     samples = found.calibration.samples
-    with contextlib.closing(calibrator.blocks(found.graph, found.plans, samples, folder)) as blocks:
-        return write_weights(path, found.graph, found.plans, lambda share: report("calibrate", share), blocks)
+    with contextlib.closing(calibrator.encode(found.graph, found.plans, samples, folder)) as encoded:
+        return write_weights(path, found.graph, found.plans, lambda share: report("calibrate", share), encoded)
 
 
 def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Described:

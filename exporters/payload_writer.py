@@ -1,4 +1,4 @@
-"""Writing `weights.safetensors` as a stream: block by block of rows, never a whole model, seldom a whole tensor.
+"""Writing `weights.safetensors` as a stream: some rows at a time, never a whole model, seldom a whole tensor.
 
 Weights that read the same input (q, k and v; gate and up) have like parts next to each other, so that a backend can see
 them as one matrix over the very same bytes.
@@ -30,7 +30,7 @@ from exporters.checkpoint import SourceTensor
 from exporters.quant.method import Array, Parts, Statistics, check_statistics, find
 from exporters.quant.recipe import Choice
 
-_BLOCK = 1 << 21  # numbers quantized at a time: 8 MiB as float32
+_ENCODED_NUMBERS = 1 << 21  # numbers quantized at a time: 8 MiB as float32
 _WORKERS = 2
 _LARGEST_FLOAT, _LARGEST_HALF = float(np.finfo(np.float32).max), 65504.0
 
@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EncodedRows:
     """What became of a job. `zero`: the source has nothing but zeros there."""
 
     job: Job
@@ -69,22 +69,22 @@ def write_weights(
     graph: Graph,
     plans: Mapping[str, Plan],
     progress: Callable[[float], None],
-    blocks: Iterable[Block] | None = None,
+    encoded: Iterable[EncodedRows] | None = None,
 ) -> tuple[str, ...]:
     """Quantize or carry every weight of the graph and write it; the matrices that are nothing but zeros.
 
-    `progress` gets the share that is done. `blocks` are all weights already encoded, in any order; by default they are
+    `progress` gets the share that is done. `encoded` is all weights already encoded, in any order; by default they are
     encoded here, by methods that need no more than the plans hold.
 
-    Raises StorageError when the space is lacking, before the first block where the system can reserve it, OptionError
+    Raises StorageError when the space is lacking, before the first row where the system can reserve it, OptionError
     for statistics that a method lacks, and CheckpointError for a tensor with numbers that are not finite, or too large
     for the float16 that its scheme needs.
     """
-    if blocks is None:
+    if encoded is None:
         for name, plan in plans.items():
             for method in plan.choice.methods:
                 check_statistics(method, name, plan.statistics)
-        blocks = _blocks(graph, plans)
+        encoded = _encode_all(graph, plans)
     tensors = [entry for group in file_order(graph) for entry in _interleave(group, plans)]
     header, infos = plan_header(tensors)
     size = max(info.stop for info in infos.values())
@@ -95,12 +95,12 @@ def write_weights(
         with open(path, "wb") as file:
             _reserve(file.fileno(), size)
             file.write(header)
-            for block in blocks:
-                for part, values in block.parts.items():
-                    info = infos[f"{block.job.run.name}.{part}" if part else block.job.run.name]
-                    done += _write_rows(file, info, block.job.start, values)
-                if not block.zero:
-                    zeros[block.job.weight.name] = False
+            for rows in encoded:
+                for part, values in rows.parts.items():
+                    info = infos[f"{rows.job.run.name}.{part}" if part else rows.job.run.name]
+                    done += _write_rows(file, info, rows.job.start, values)
+                if not rows.zero:
+                    zeros[rows.job.weight.name] = False
                 progress(done / total)
             assert done == total, f"wrote {done} of {total} payload bytes"
     except OSError as error:
@@ -140,13 +140,13 @@ def _reserve(descriptor: int, size: int) -> None:
         os.truncate(descriptor, size)
 
 
-def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[Block]:
-    """Blocks of encoded rows in any order that keeps each run together, a few ahead of the writer."""
+def _encode_all(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[EncodedRows]:
+    """Encoded rows in any order that keeps each run together, a few ahead of the writer."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        ahead: list[Future[Block]] = []
+        ahead: list[Future[EncodedRows]] = []
         for weight in graph.weights:
             for job in jobs(weight, plans[weight.name].choice):
-                ahead.append(pool.submit(encode_block, job, plans[weight.name]))
+                ahead.append(pool.submit(encode_rows, job, plans[weight.name]))
                 if len(ahead) > _WORKERS:
                     yield ahead.pop(0).result()
         for future in ahead:
@@ -154,10 +154,10 @@ def _blocks(graph: Graph, plans: Mapping[str, Plan]) -> Iterator[Block]:
 
 
 def jobs(weight: Weight, choice: Choice) -> Iterator[Job]:
-    """A weight in pieces of at most a few million numbers."""
+    """A weight in jobs of at most a few million numbers."""
     for run, method in zip(choice.layout.split(weight.name, weight.stored), choice.methods, strict=True):
         count = run.shape[0]
-        step = max(1, _BLOCK // run.shape[1]) if len(run.shape) == 2 else count
+        step = max(1, _ENCODED_NUMBERS // run.shape[1]) if len(run.shape) == 2 else count
         for start in range(0, count, step):
             yield Job(weight, run, method, start, min(start + step, count))
 
@@ -205,7 +205,7 @@ def _check_numbers(values: npt.NDArray[np.floating], name: str, largest: float) 
     return low, high
 
 
-def encode_block(job: Job, plan: Plan) -> Block:
+def encode_rows(job: Job, plan: Plan) -> EncodedRows:
     """Quantize or carry the rows of a job. Raises CheckpointError for numbers that cannot be stored."""
     scheme = payload.parse_scheme(job.run.scheme)
     source = _Source(job, plan, _LARGEST_FLOAT if job.run.scheme == "float32" else _LARGEST_HALF)
@@ -214,7 +214,7 @@ def encode_block(job: Job, plan: Plan) -> Block:
         parts: Parts = {"": np.asarray(source.read(), dtype)}
     else:
         parts = find(job.method).quantize(source, scheme, _of_run(plan, job.run))
-    return Block(job, parts, source.zero)
+    return EncodedRows(job, parts, source.zero)
 
 
 def _of_run(plan: Plan, run: Run) -> Statistics | None:
@@ -222,10 +222,10 @@ def _of_run(plan: Plan, run: Run) -> Statistics | None:
     found = plan.statistics
     if found is None or plan.choice.layout.axis == "rows":
         return found
-    part = slice(run.start, run.stop)
+    columns = slice(run.start, run.stop)
     square, moment = found.mean_square, found.moment
     return Statistics(
-        found.tokens, None if square is None else square[part], None if moment is None else moment[part, part]
+        found.tokens, None if square is None else square[columns], None if moment is None else moment[columns, columns]
     )
 
 

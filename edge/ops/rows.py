@@ -23,12 +23,12 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x → same: RMS norm (arXiv:1910.07467) of each of `pieces` runs of `dim` numbers, times weight [dim] + offset."""
+    """x → same: RMS norm (arXiv:1910.07467) of `vectors` vectors of `dim` numbers each, times weight [dim] + offset."""
 
     kind: ClassVar[str] = "norm"
 
     weight: Weight
-    pieces: int
+    vectors: int
     dim: int
     eps: float
     offset: float = 0.0
@@ -82,7 +82,7 @@ def _embed_width(attrs: Embed, inputs: Sequence[int], spec: DecoderSpec) -> int:
 
 
 def _norm_width(attrs: Norm, inputs: Sequence[int], spec: DecoderSpec) -> int:
-    fits = attrs.weight.shape == (attrs.dim,) and attrs.pieces * attrs.dim == inputs[0]
+    fits = attrs.weight.shape == (attrs.dim,) and attrs.vectors * attrs.dim == inputs[0]
     return inputs[0] if fits else -1
 
 

@@ -31,7 +31,7 @@ PARTIAL = ".partial"
 _TRIES = 4  # attempts without a byte of progress
 _WAIT_S = 0.5  # before the second of them; doubled each time
 _TIMEOUT_S = 60.0
-_BLOCK = 1 << 20
+_READ_BYTES = 1 << 20
 _PAGES = ("text/html", "application/xhtml+xml")
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
@@ -58,48 +58,50 @@ class _NoNetworkError(Exception):
     """Nothing can be reached: there is no use in trying again, unless it has just worked."""
 
 
-def download(url: str, target: Path, expected: Expected, progress: Progress) -> None:
-    """Fetch a URL into `target`, whose folder exists. An earlier `.partial` of it is gone on with where that is safe.
+def download(url: str, path: Path, expected: Expected, progress: Progress) -> None:
+    """Fetch a URL into `path`, whose folder exists. An earlier `.partial` of it is gone on with where that is safe.
 
     Raises UserError when the server refuses, breaks off for good, or delivers another file (of which nothing stays);
     OSError when the file system does.
     """
     if not url.startswith(("http://", "https://")):
         raise OptionError(f"{shown(url)}: only http and https addresses can be downloaded")
-    part = _Part(target.with_name(target.name + PARTIAL))
+    partial = _PartialFile(path.with_name(path.name + PARTIAL))
     director = opener()
-    failures, restarted, most = 0, False, part.length()
+    failures, restarted, most = 0, False, partial.length()
     begun = most
     while True:
         try:
-            whole, reason = _attempt(url, part, expected, progress, director)
+            whole, reason = _attempt(url, partial, expected, progress, director)
         except _NoNetworkError as error:
-            if part.length() <= begun:
+            if partial.length() <= begun:
                 raise UserError(str(error)) from error
             whole, reason = False, str(error)
-        if whole and (expected.sha256 is None or part.sha256() == expected.sha256):
-            part.finish(target)
+        if whole and (expected.sha256 is None or partial.sha256() == expected.sha256):
+            partial.finish(path)
             return
         if whole:
-            wrong, mixed = part.sha256(), part.mixed
-            part.discard()
+            wrong, mixed = partial.sha256(), partial.mixed
+            partial.discard()
             if restarted or not mixed:
                 raise UserError(f"{shown(url)} has SHA-256 {wrong}, {expected.sha256} is expected")
             restarted = True  # the bytes came from two answers, perhaps of two versions: once more, from one
             continue
         # Progress is more than there ever was: a server that lies at every other request would go on for ever else.
-        failures, most = (0, part.length()) if part.length() > most else (failures + 1, most)
+        failures, most = (0, partial.length()) if partial.length() > most else (failures + 1, most)
         if failures == _TRIES:
-            raise UserError(f"{shown(url)}: {reason} (byte {part.length()}); run the command again to go on from there")
+            raise UserError(
+                f"{shown(url)}: {reason} (byte {partial.length()}); run the command again to go on from there"
+            )
         if failures:
             time.sleep(_WAIT_S * 2 ** (failures - 1))
 
 
 def _attempt(
-    url: str, part: _Part, expected: Expected, progress: Progress, director: OpenerDirector
+    url: str, partial: _PartialFile, expected: Expected, progress: Progress, director: OpenerDirector
 ) -> tuple[bool, str]:
-    """One request, its answer added to the part: whether the file is whole, and if not, why."""
-    offset = part.resumable(expected)
+    """One request, its answer added to the partial file: whether the file is whole, and if not, why."""
+    offset = partial.resumable(expected)
     if offset and offset == expected.size:
         return True, ""
     headers = {"Accept-Encoding": "identity", "User-Agent": "dsedge"}
@@ -112,15 +114,15 @@ def _attempt(
         request.add_unredirected_header(name, value)  # another host has no business with it
     if offset:
         headers["Range"] = f"bytes={offset}-"
-        if part.validator:
-            headers["If-Range"] = part.validator
+        if partial.validator:
+            headers["If-Range"] = partial.validator
     for name, value in headers.items():
         request.add_header(name, value)
     try:
         answer = director.open(request, timeout=_TIMEOUT_S)
     except HTTPError as error:
         with error:
-            return _refused(url, error, part, expected)
+            return _refused(url, error, partial, expected)
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, URLError) else error
         if is_offline(error):
@@ -130,7 +132,7 @@ def _attempt(
         raise _no_address(url, error) from error
     with answer:
         try:
-            return _take(answer, part, offset, expected, progress)
+            return _take(answer, partial, offset, expected, progress)
         except _BrokenOffError as error:
             return False, str(error)
 
@@ -144,23 +146,23 @@ def _brief(error: ValueError) -> str:
     return str(error).partition(":")[0]
 
 
-def _refused(url: str, error: HTTPError, part: _Part, expected: Expected) -> tuple[bool, str]:
-    """An answer that is an error: one that may pass, one that says the part is the whole file, or the end."""
-    offset = part.length()
+def _refused(url: str, error: HTTPError, partial: _PartialFile, expected: Expected) -> tuple[bool, str]:
+    """An answer that is an error: one that may pass, one that says that the partial file is whole, or the end."""
+    offset = partial.length()
     if error.code == 416 and offset:
         total = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", ""))
-        # The server has just been told this number: it counts only with a hash that settles whether the part is whole.
+        # The server has just been told this number: it counts only with a hash that settles whether the file is whole.
         if total and int(total[1]) == offset and expected.sha256:
             return True, ""
-        part.discard()
+        partial.discard()
         return False, "the server has no more bytes and does not call the file whole"
     if error.code in _PASSING:
         return False, f"the server answered {error.code} {error.reason}"
     raise UserError(f"{shown(url)}: the server answered {error.code} {error.reason}")
 
 
-def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: Progress) -> tuple[bool, str]:
-    """Add the body of an answer to the part, or begin the part anew with it."""
+def _take(answer: Any, partial: _PartialFile, offset: int, expected: Expected, progress: Progress) -> tuple[bool, str]:
+    """Add the body of an answer to the partial file, or begin that anew with it."""
     headers: Message = answer.headers
     encoding = (headers.get("Content-Encoding") or "identity").lower()
     if encoding not in ("identity", "gzip", "x-gzip"):
@@ -169,78 +171,78 @@ def _take(answer: Any, part: _Part, offset: int, expected: Expected, progress: P
     if answer.status not in (200, 206):
         raise UserError(f"{shown(answer.url)}: the server answered {answer.status} {answer.reason}")
     if answer.status == 206:
-        total = _continued(headers, part, offset, expected) if plain else None
+        total = _continued(headers, partial, offset, expected) if plain else None
         if total is None:
-            part.discard()
+            partial.discard()
             return False, f"the server sent another range ({headers.get('Content-Range')!r})"
-        part.mixed = True
+        partial.mixed = True
     else:
         if not expected.sha256 and headers.get_content_type() in _PAGES:
             raise UserError(f"{shown(answer.url)}: the server sent a web page, not a file; open it in a browser")
-        part.begin(headers.get("ETag") or headers.get("Last-Modified") or "" if plain else "")
+        partial.begin(headers.get("ETag") or headers.get("Last-Modified") or "" if plain else "")
         length = headers.get("Content-Length", "")
         length = length if plain and re.fullmatch(r"\d{1,18}", length) else ""
         if length and expected.size not in (None, int(length)):
-            part.discard()
+            partial.discard()
             raise UserError(f"{shown(answer.url)} has {length} bytes, {expected.size} are expected")
         total = int(length) if length and expected.size is None else expected.size
     if total is not None and expected.limit is not None and total > expected.limit:
-        part.discard()
+        partial.discard()
         raise UserError(f"{shown(answer.url)} has {total} bytes, more than its limit of {expected.limit}")
-    stage = f"download {part.path.name.removesuffix(PARTIAL)}"
+    stage = f"download {partial.path.name.removesuffix(PARTIAL)}"
 
     def report(done: int) -> None:
         report_transfer(progress, stage, done, total)
 
     most = expected.most if total is None else total
     try:
-        received = part.append(_blocks(answer) if plain else _unpacked(_blocks(answer)), most, report)
+        received = partial.append(_chunks(answer) if plain else _unpacked(_chunks(answer)), most, report)
     except _BrokenOffError:
         if not plain:
-            part.discard()  # a range counts compressed bytes: there is no going on
+            partial.discard()  # a range counts compressed bytes: there is no going on
         raise
     if total is not None and received < total:
         return False, "the connection broke off"
     return True, ""
 
 
-def _continued(headers: Message, part: _Part, offset: int, expected: Expected) -> int | None:
+def _continued(headers: Message, partial: _PartialFile, offset: int, expected: Expected) -> int | None:
     """The size of the whole file by a 206 answer that goes on after `offset`, even if it stops before the end.
 
     None for another range, another version of the file, and an answer that does not tell where the file ends.
     """
     found = _RANGE.fullmatch(headers.get("Content-Range", ""))
-    version = headers.get("ETag" if part.validator.startswith('"') else "Last-Modified", part.validator)
-    if not found or int(found[1]) != offset or (part.validator and version != part.validator):
+    version = headers.get("ETag" if partial.validator.startswith('"') else "Last-Modified", partial.validator)
+    if not found or int(found[1]) != offset or (partial.validator and version != partial.validator):
         return None
     size = expected.size if found[2] == "*" else int(found[2])
     return size if size and expected.size in (None, size) else None
 
 
-def _blocks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What arrives as it arrives: of a whole block, a connection that is reset would lose all that came before."""
+def _chunks(answer: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What arrives as it arrives: of a whole chunk, a connection that is reset would lose all that came before."""
     try:
-        while block := answer.read1(_BLOCK):
-            yield block
+        while chunk := answer.read1(_READ_BYTES):
+            yield chunk
     except (OSError, http.client.HTTPException) as error:
         raise _BrokenOffError(f"the connection broke off: {error}") from error
 
 
-def _unpacked(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of a gzip stream, in bounded blocks; raises _BrokenOffError for one that is cut or damaged."""
+def _unpacked(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The content of a gzip stream, in bounded chunks; raises _BrokenOffError for one that is cut or damaged."""
     packed = zlib.decompressobj(wbits=31)
     try:
-        for block in blocks:
-            yield packed.decompress(block, _BLOCK)
+        for chunk in chunks:
+            yield packed.decompress(chunk, _READ_BYTES)
             while packed.unconsumed_tail:
-                yield packed.decompress(packed.unconsumed_tail, _BLOCK)
+                yield packed.decompress(packed.unconsumed_tail, _READ_BYTES)
     except zlib.error as error:
         raise _BrokenOffError(f"the compressed answer is damaged: {error}") from error
     if not packed.eof:
         raise _BrokenOffError("the compressed answer broke off")
 
 
-class _Part:
+class _PartialFile:
     """The file as far as it is there, and in `.partial.tag` what the server called that version of it."""
 
     def __init__(self, path: Path) -> None:
@@ -268,17 +270,17 @@ class _Part:
         if self.validator:
             self._tag.write_text(self.validator, encoding="latin-1")
 
-    def append(self, blocks: Iterator[bytes], limit: int | None, report: Callable[[int], None]) -> int:
-        """Write blocks behind what is there, synced; the length then. Raises UserError beyond `limit`, discarding."""
+    def append(self, chunks: Iterator[bytes], limit: int | None, report: Callable[[int], None]) -> int:
+        """Write chunks behind what is there, synced; the length then. Raises UserError beyond `limit`, discarding."""
         try:
             with open(self.path, "ab") as file:
                 done = file.tell()
                 try:
-                    for block in blocks:
-                        done += len(block)
+                    for chunk in chunks:
+                        done += len(chunk)
                         if limit is not None and done > limit:
                             raise UserError(f"the server delivers more than the {limit} bytes that are expected")
-                        file.write(block)
+                        file.write(chunk)
                         report(done)
                 finally:
                     file.flush()
@@ -292,8 +294,8 @@ class _Part:
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def finish(self, target: Path) -> None:
-        os.replace(self.path, target)
+    def finish(self, path: Path) -> None:
+        os.replace(self.path, path)
         self._tag.unlink(missing_ok=True)
 
     def discard(self) -> None:

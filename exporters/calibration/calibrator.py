@@ -23,7 +23,7 @@ from edge.ops import Weight
 from exporters import threads
 from exporters.calibration.spill import Spill
 from exporters.calibration.walk import Segment, cut, run
-from exporters.payload_writer import Block, Plan, encode_block, jobs
+from exporters.payload_writer import EncodedRows, Plan, encode_rows, jobs
 from exporters.quant.method import DEFAULT, Array, Statistics, find
 from exporters.reference.state import Reader, WeightCache
 
@@ -54,16 +54,16 @@ def settle(graph: Graph, plans: Mapping[str, Plan]) -> dict[str, Plan]:
     return found
 
 
-def blocks(
+def encode(
     graph: Graph, plans: Mapping[str, Plan], samples: Sequence[Sequence[int]], scratch: Path
-) -> Generator[Block, None, None]:
-    """Every weight of the graph as encoded blocks for the payload; `scratch` is a folder for values of samples."""
+) -> Generator[EncodedRows, None, None]:
+    """Every weight of the graph as encoded rows for the payload; `scratch` is a folder for values of samples."""
     with (
         threads.single() as single,
         tempfile.TemporaryDirectory(dir=scratch, prefix=".values") as folder,
         ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_WORKERS) if single else 1) as pool,
     ):
-        yield from _Calibrator(graph, plans, samples, Spill(Path(folder)), pool).blocks()
+        yield from _Calibrator(graph, plans, samples, Spill(Path(folder)), pool).encode()
 
 
 class _Calibrator:
@@ -76,7 +76,7 @@ class _Calibrator:
         self._made: dict[str, Array] = {}  # dequantized weights of the linears that the next segment begins with
         self._weights = {weight.name: weight for weight in graph.weights}
 
-    def blocks(self) -> Iterator[Block]:
+    def encode(self) -> Iterator[EncodedRows]:
         segments = cut(self._graph)
         linear = {op.attrs.weight.name for segment in segments for op in segment.group}
         first = {op.attrs.weight.name for op in self._graph.ops[:1]}
@@ -91,9 +91,9 @@ class _Calibrator:
             for weight in wanted:
                 self._plans[weight.name] = replace(self._plans[weight.name], statistics=moment)
             self._made.clear()
-            for block in self._encode(wanted):
-                self._keep(block)
-                yield block
+            for rows in self._encode(wanted):
+                self._keep(rows)
+                yield rows
 
     def _weigh_tied_head(self, segments: Sequence[Segment], first: set[str]) -> None:
         """Statistics of an embedding that is the head as well: it is needed first and its inputs are known last.
@@ -117,25 +117,25 @@ class _Calibrator:
         for index, sample in enumerate(self._samples):
             self._spill.put((TOKENS, index), np.asarray(sample, np.int64))
 
-    def _encode(self, weights: Sequence[Weight]) -> Iterator[Block]:
+    def _encode(self, weights: Sequence[Weight]) -> Iterator[EncodedRows]:
         listed = [
             (job, self._plans[weight.name])
             for weight in weights
             for job in jobs(weight, self._plans[weight.name].choice)
         ]
-        return self._ordered(lambda item: encode_block(*item), listed)
+        return self._ordered(lambda item: encode_rows(*item), listed)
 
-    def _keep(self, block: Block) -> None:
-        """Put a block's dequantized numbers where the quantized stream reads them."""
-        weight, run = block.job.weight, block.job.run
+    def _keep(self, rows: EncodedRows) -> None:
+        """Put some rows' dequantized numbers where the quantized stream reads them."""
+        weight, run = rows.job.weight, rows.job.run
         scheme = payload.parse_scheme(run.scheme)
         columns = run.shape[1]
-        values = block.parts[""] if scheme is None else payload.dequantize(scheme, block.parts, columns)
+        values = rows.parts[""] if scheme is None else payload.dequantize(scheme, rows.parts, columns)
         whole = self._made.setdefault(weight.name, np.empty(weight.stored, np.float32))
         by_rows = self._plans[weight.name].choice.layout.axis == "rows"
         first = run.start if by_rows else 0
-        part = slice(None) if by_rows else slice(run.start, run.stop)
-        whole[first + block.job.start : first + block.job.stop, part] = values
+        columns_of_run = slice(None) if by_rows else slice(run.start, run.stop)
+        whole[first + rows.job.start : first + rows.job.stop, columns_of_run] = values
 
     def _moment(self, segment: Segment, read: Reader, *, count: bool = True) -> Statistics | None:
         """Run a segment over all samples; with `count`, the second moment of its group's input."""
@@ -172,7 +172,7 @@ class _Calibrator:
         """Rows of a weight as the bundle will hold it; what is no linear of this segment is encoded once more."""
         if name not in self._made and self._weights[name].is_matrix:
             for job in jobs(self._weights[name], self._plans[name].choice):
-                self._keep(encode_block(job, self._plans[name]))
+                self._keep(encode_rows(job, self._plans[name]))
         return self._made[name][start:stop] if name in self._made else self._read_source(name, start, stop)
 
     def _ordered(self, call: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:

@@ -25,7 +25,7 @@ from edge.payload import Scheme, dequantize
 from exporters.checkpoint import SourceTensor, TokenizerFiles
 from exporters.checkpoint.gguf_config import read_architecture, read_config
 from exporters.checkpoint.gguf_container import BlockType, GgufTensorInfo
-from exporters.checkpoint.gguf_split import read_parts
+from exporters.checkpoint.gguf_split import read_shards
 from exporters.checkpoint.gguf_tokenizer import rebuild_tokenizer
 from exporters.checkpoint.sampling import from_gguf
 from exporters.checkpoint.source import PLAIN_DTYPES, SourceFile, row_range, to_float32
@@ -95,9 +95,9 @@ class GgufTensor:
             parts["codes"] = np.bitwise_xor(blocks[..., 2:], 0x80).reshape(rows, width)
         elif self.dtype == "Q4_1":
             parts["offsets"] = _half(blocks, 2)
-            parts["codes"] = _pair_up(blocks[..., 4:]).reshape(rows, width // 2)
+            parts["codes"] = _join_nibbles(blocks[..., 4:]).reshape(rows, width // 2)
         else:
-            parts["codes"] = _pair_up(blocks[..., 2:]).reshape(rows, width // 2)
+            parts["codes"] = _join_nibbles(blocks[..., 2:]).reshape(rows, width // 2)
         return parts
 
     def _bytes(self, start: int, rows: int, width: int) -> Bytes:
@@ -111,7 +111,7 @@ def _half(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
     return np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
 
 
-def _pair_up(nibbles: Bytes) -> Bytes:
+def _join_nibbles(nibbles: Bytes) -> Bytes:
     """16 bytes a block holding codes i and i + 16, to codes 2i and 2i + 1."""
     packed = np.empty_like(nibbles)
     low, high = nibbles & 15, nibbles >> 4
@@ -134,25 +134,25 @@ def _dequantize(raw: Bytes, kind: BlockType) -> npt.NDArray[np.float32]:
 
 
 class GgufCheckpoint:
-    """An opened GGUF file, or all parts of a split one. `open_checkpoint` is the way to get one."""
+    """An opened GGUF file, or all shards of a split one. `open_checkpoint` is the way to get one."""
 
     kind = "gguf"
 
     def __init__(self, path: Path) -> None:
-        parts = read_parts(path)
-        path, first = parts[0]
+        shards = read_shards(path)
+        path, first = shards[0]
         self.path = str(path)
         self.architecture = read_architecture(path, first.metadata)
         self._metadata = first.metadata
-        self.files = tuple(part for part, _ in parts)
+        self.files = tuple(shard for shard, _ in shards)
         stated = first.metadata.get("general.license")
         self.license = stated if isinstance(stated, str) else None
-        self._types = {info.type for _, header in parts for info in header.tensors.values()}
+        self._types = {info.type for _, header in shards for info in header.tensors.values()}
         self._files: list[SourceFile] = []
         tensors: dict[str, SourceTensor] = {}
         try:
-            for part, header in parts:
-                self._files.append(SourceFile(part))
+            for shard, header in shards:
+                self._files.append(SourceFile(shard))
                 tensors |= {name: GgufTensor(info, self._files[-1]) for name, info in header.tensors.items()}
         except CheckpointError:
             self.close()

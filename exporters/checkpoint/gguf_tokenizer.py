@@ -39,8 +39,8 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
     """The tokenizer of a GGUF file.
 
-    Raises CheckpointError for missing or contradictory parts, an unknown way to split text and a template that is not
-    valid; UnsupportedError for a kind of tokenizer that cannot be rebuilt.
+    Raises CheckpointError for missing or contradictory components, an unknown way to split text and a template that
+    is not valid; UnsupportedError for a kind of tokenizer that cannot be rebuilt.
     """
     notes = Notes()
     reader = _Reader(path, metadata, notes)
@@ -49,17 +49,17 @@ def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles
     special = {name: tokens[index] for name, index in ids.items() if index is not None}
     ends = {key: reader.token_id(key, len(tokens)) for key in END_KEYS}
     _name_control_tokens(types, [ids["bos_token"], *ends.values()])
-    parts, add_bos = _parts(reader, tokens, types)
+    components, add_bos = _components(reader, tokens, types)
     add_bos, bos = reader.flag("add_bos_token", add_bos), ids["bos_token"]
     if add_bos and bos is None:
         raise CheckpointError(f"{path}: a BOS token is to be added but {PREFIX}bos_token_id does not say which")
     templates = from_metadata(path, metadata)
     rendered = render(str(path), templates, special, notes)
-    _type_marks(load_tokenizer(_written([], parts), path), types, find_marks(rendered), notes)
+    _type_marks(load_tokenizer(_written([], components), path), types, find_marks(rendered), notes)
     added = _added_tokens(reader, tokens, types)
     if add_bos and bos is not None:
-        parts["post_processor"] = _bos_first(tokens[bos], bos)
-    text = _written(added, parts)
+        components["post_processor"] = _bos_first(tokens[bos], bos)
+    text = _written(added, components)
     tokenizer = load_tokenizer(text, path)
     _check(path, tokenizer, tokens)
     check_spelling(tokenizer, path)
@@ -80,9 +80,9 @@ def rebuild_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles
     )
 
 
-def _written(added: list[dict[str, Any]], parts: Mapping[str, Any]) -> str:
+def _written(added: list[dict[str, Any]], components: Mapping[str, Any]) -> str:
     """The text of a tokenizer.json."""
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts}
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **components}
     return json.dumps(whole, ensure_ascii=False)
 
 
@@ -129,7 +129,7 @@ def _added_tokens(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any
     ]
 
 
-def _parts(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
+def _components(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
     """What a tokenizer.json holds beside its added tokens, and whether BOS is added where the file does not say."""
     model = reader.text("model")
     if model == "gpt2":
@@ -199,14 +199,14 @@ def _byte_level(reader: _Reader, tokens: list[str]) -> tuple[dict[str, Any], boo
         raise CheckpointError(f"{reader.path}: merge {wrong!r} is no pair of tokens")
     splitting = choose_splitting(reader.path, reader.get("pre", str, "text"), tokens)
     model = _bpe(tokens, pairs, ignore_merges=splitting.whole_words)
-    parts = {
+    components = {
         "normalizer": splitting.normalizer,
         "pre_tokenizer": splitting.pre_tokenizer(),
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": model,
     }
-    return parts, splitting.add_bos
+    return components, splitting.add_bos
 
 
 def _sentencepiece(reader: _Reader, tokens: list[str], types: np.ndarray[Any, Any]) -> tuple[dict[str, Any], bool]:
@@ -228,14 +228,14 @@ def _sentencepiece(reader: _Reader, tokens: list[str], types: np.ndarray[Any, An
     if reader.flag("add_space_prefix", True):
         spaces = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": SPACE}, spaces]}
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    parts = {
+    components = {
         "normalizer": spaces,
         "pre_tokenizer": None,
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": model,
     }
-    return parts, True
+    return components, True
 
 
 def merges_from_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[list[str]]:

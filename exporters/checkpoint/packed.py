@@ -32,7 +32,7 @@ _ZERO = 8  # the zero point that int4-gN-sym stands for
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Module:
     """The tensors of the module `base`."""
 
     base: str
@@ -53,7 +53,7 @@ class Parts:
 class PackedTensor:
     """A matrix of packed codes. `groups_of` is the group of each column where it is not column // group."""
 
-    parts: Parts
+    module: Module
     kind: Literal["GPTQ", "AWQ"]
     bits: int
     group: int
@@ -62,12 +62,12 @@ class PackedTensor:
 
     @property
     def name(self) -> str:
-        return f"{self.parts.base}.weight"
+        return f"{self.module.base}.weight"
 
     @property
     def shape(self) -> tuple[int, ...]:
         packed = 32 // self.bits if self.kind == "GPTQ" else 1
-        return (self.parts.scales.shape[1], self.parts.qweight.shape[0] * packed)
+        return (self.module.scales.shape[1], self.module.qweight.shape[0] * packed)
 
     @property
     def dtype(self) -> str:
@@ -93,7 +93,7 @@ class PackedTensor:
             return f"groups of {self.group}, which no scheme has"
         if self.groups_of is not None:
             return "columns in the order of activations"
-        return "" if fits_half(self.parts.scales.numbers()) else "scales that are no float16 numbers"
+        return "" if fits_half(self.module.scales.numbers()) else "scales that are no float16 numbers"
 
     def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         start, rows, width = row_range(self.shape, start, stop)
@@ -104,7 +104,7 @@ class PackedTensor:
         numbers = self._codes(start, stop).astype(np.float32)
         numbers -= self._zeros(start, stop)[:, groups]
         with np.errstate(invalid="ignore", over="ignore"):  # who uses the numbers checks that they are finite
-            numbers *= self.parts.scales.columns(start, stop).T[:, groups]
+            numbers *= self.module.scales.columns(start, stop).T[:, groups]
         return numbers
 
     def codes(self, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -117,7 +117,7 @@ class PackedTensor:
         padded[:, :width] = self._codes(start, stop)
         parts: dict[str, npt.NDArray[Any]] = {
             "codes": pack_nibbles(padded),
-            "scales": self.parts.scales.columns(start, stop).T.astype(np.float16),
+            "scales": self.module.scales.columns(start, stop).T.astype(np.float16),
         }
         if self.scheme.kind == "zp":
             parts["zeros"] = pack_nibbles(zeros)
@@ -126,13 +126,13 @@ class PackedTensor:
     def _codes(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """[rows, columns], one code a byte."""
         if self.kind == "AWQ":
-            return self._across(self.parts.qweight, start, stop)
-        words = self.parts.qweight.columns(start, stop).T  # [rows, words]
+            return self._across(self.module.qweight, start, stop)
+        words = self.module.qweight.columns(start, stop).T  # [rows, words]
         return _unpack(words, self.bits).reshape(stop - start, self.shape[1])
 
     def _zeros(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """[rows, groups]"""
-        stored = self._across(self.parts.qzeros, start, stop)
+        stored = self._across(self.module.qzeros, start, stop)
         return np.asarray((stored + np.uint8(self.zero_shift)) & np.uint8((1 << self.bits) - 1))
 
     def _across(self, tensor: StoredTensor, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -160,13 +160,13 @@ def assemble_gptq(stored: dict[str, StoredTensor], settings: Mapping[str, Any], 
         raise UnsupportedError(f"{where}: GPTQ with {found} cannot be read; gptq and gptq_v2 without `dynamic` can")
     bits, group = _sizes(settings, (2, 4, 8), where)
     tensors: dict[str, SourceTensor] = {}
-    for parts in _modules(stored, where):
-        rows, columns = parts.qweight.shape[1], parts.qweight.shape[0] * 32 // bits
+    for module in _modules(stored, where):
+        rows, columns = module.qweight.shape[1], module.qweight.shape[0] * 32 // bits
         own = columns if group == -1 else group
         groups = -(-columns // own)
-        parts.check(rows, groups, rows * bits / 32, where)
-        order = _order(stored.pop(f"{parts.base}.g_idx", None), columns, own, where)
-        tensors[f"{parts.base}.weight"] = PackedTensor(parts, "GPTQ", bits, own, int(form == "gptq"), order)
+        module.check(rows, groups, rows * bits / 32, where)
+        order = _order(stored.pop(f"{module.base}.g_idx", None), columns, own, where)
+        tensors[f"{module.base}.weight"] = PackedTensor(module, "GPTQ", bits, own, int(form == "gptq"), order)
     return tensors
 
 
@@ -183,11 +183,11 @@ def assemble_awq(stored: dict[str, StoredTensor], settings: Mapping[str, Any], w
         )
     bits, group = _sizes(settings, (4,), where)
     tensors: dict[str, SourceTensor] = {}
-    for parts in _modules(stored, where):
-        columns, rows = parts.qweight.shape[0], parts.qweight.shape[1] * 8
+    for module in _modules(stored, where):
+        columns, rows = module.qweight.shape[0], module.qweight.shape[1] * 8
         own = columns if group == -1 else group
-        parts.check(rows, -(-columns // own), parts.qweight.shape[1], where)
-        tensors[f"{parts.base}.weight"] = PackedTensor(parts, "AWQ", bits, own, 0, None)
+        module.check(rows, -(-columns // own), module.qweight.shape[1], where)
+        tensors[f"{module.base}.weight"] = PackedTensor(module, "AWQ", bits, own, 0, None)
     return tensors
 
 
@@ -201,20 +201,22 @@ def _sizes(settings: Mapping[str, Any], known: tuple[int, ...], where: str) -> t
     return bits, group
 
 
-def _modules(stored: dict[str, StoredTensor], where: str) -> list[Parts]:
-    """The parts of every module, taken out of `stored`."""
+def _modules(stored: dict[str, StoredTensor], where: str) -> list[Module]:
+    """Every module, taken out of `stored`."""
     modules = []
     for base in [name.removesuffix(".qweight") for name in stored if name.endswith(".qweight")]:
         missing = [key for key in ("qzeros", "scales") if f"{base}.{key}" not in stored]
         if missing:
             raise CheckpointError(f"{where}: {base}.qweight is there but no {base}.{missing[0]}")
-        parts = Parts(base, *(stored.pop(f"{base}.{key}") for key in ("qweight", "qzeros", "scales")))
-        if any(len(part.shape) != 2 or not all(part.shape) for part in (parts.qweight, parts.qzeros, parts.scales)):
+        module = Module(base, *(stored.pop(f"{base}.{key}") for key in ("qweight", "qzeros", "scales")))
+        if any(
+            len(tensor.shape) != 2 or not all(tensor.shape) for tensor in (module.qweight, module.qzeros, module.scales)
+        ):
             raise CheckpointError(f"{where}: {base}: qweight, qzeros and scales must be matrices")
-        parts.qweight.require("I32")
-        parts.qzeros.require("I32")
-        parts.scales.require(*PLAIN_DTYPES)
-        modules.append(parts)
+        module.qweight.require("I32")
+        module.qzeros.require("I32")
+        module.scales.require(*PLAIN_DTYPES)
+        modules.append(module)
     return modules
 
 

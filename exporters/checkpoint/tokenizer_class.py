@@ -35,16 +35,16 @@ def _is_sentencepiece(data: Mapping[str, Any]) -> bool:
     """BPE over SentencePiece's pieces; a byte-level file is taken as it is."""
     model = data.get("model")
     is_bpe = isinstance(model, dict) and model.get("type") == "BPE"
-    kinds = [step.get("type") for part in ("pre_tokenizer", "decoder") for step in _steps(data.get(part))]
+    kinds = [step.get("type") for component in ("pre_tokenizer", "decoder") for step in _steps(data.get(component))]
     return is_bpe and "ByteLevel" not in kinds
 
 
-def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """A part of a tokenizer.json that may be one step or a sequence of them."""
-    if isinstance(part, dict):
-        yield part
+def _steps(component: Any) -> Iterator[dict[str, Any]]:
+    """A component of a tokenizer.json that may be one step or a sequence of them."""
+    if isinstance(component, dict):
+        yield component
         for key in ("pretokenizers", "decoders", "normalizers"):
-            for step in part.get(key) or ():
+            for step in component.get(key) or ():
                 yield from _steps(step)
 
 
@@ -59,10 +59,10 @@ def _put_spaces(data: dict[str, Any], settings: Mapping[str, Any], notes: Notes)
     ]
     if scheme != "never":
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    parts = {"normalizer": None, "pre_tokenizer": spaces, "decoder": {"type": "Sequence", "decoders": decoders}}
-    if all(data.get(name) == part for name, part in parts.items()):
+    components = {"normalizer": None, "pre_tokenizer": spaces, "decoder": {"type": "Sequence", "decoders": decoders}}
+    if all(data.get(name) == component for name, component in components.items()):
         return False
-    data |= parts
+    data |= components
     flag = "add_prefix_space" if prefix is False else "legacy"
     notes.add(
         f"spaces: tokenizer_config.json ({flag} {settings.get(flag)}) puts a space before the text {scheme}, as "

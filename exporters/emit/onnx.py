@@ -78,11 +78,11 @@ class _Emitter:
         if attrs.offset:
             offset = self.model.constant(f"offset.{attrs.offset}", attrs.offset, np.float32)
             weight = self.model.once("Add", (weight, offset), f"{attrs.weight.name}.offset")
-        if attrs.pieces == 1:
+        if attrs.vectors == 1:
             add("RMSNormalization", (op.inputs[0], weight), op.output, axis=-1, epsilon=attrs.eps)
             return
-        pieces = self.model.constant(f"heads.{attrs.pieces}.{attrs.dim}", [0, 0, attrs.pieces, attrs.dim])
-        x = add("Reshape", (op.inputs[0], pieces), f"{op.output}/heads")
+        heads = self.model.constant(f"heads.{attrs.vectors}.{attrs.dim}", [0, 0, attrs.vectors, attrs.dim])
+        x = add("Reshape", (op.inputs[0], heads), f"{op.output}/heads")
         x = add("RMSNormalization", (x, weight), f"{op.output}/normed", axis=-1, epsilon=attrs.eps)
         add("Reshape", (x, self.model.constant("flat", [0, 0, -1])), op.output)
 

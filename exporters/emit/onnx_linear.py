@@ -15,7 +15,7 @@ from edge.payload import Run, Scheme
 from edge.weights import Weights
 from exporters.emit.onnx_model import CONTRIB, Model, Span
 
-# How a linear's input is taken: "int8" a block of 32 at a time (accuracy level 4), "int16" as the sum of two int8
+# How a linear's input is taken: "int8" a group of 32 at a time (accuracy level 4), "int16" as the sum of two int8
 # parts (as exact as float to four digits at little more than int8's cost), "float" as it is (accuracy level 0).
 Precision = Literal["int8", "int16", "float"]
 Choose = Callable[[Weight], Precision]  # of the linear of a weight
@@ -194,13 +194,13 @@ class LinearEmitter:
         name, add, constant = f"{x}/two.{scheme.group}", self._model.add, self._model.constant
         if self._model.has(name):
             return name
-        blocks = self._blocks(x, scheme, columns, name)
-        largest = add("ReduceMax", (add("Abs", (blocks,), f"{name}/abs"), constant("axis.last", [-1])), f"{name}/max")
+        groups = self._grouped(x, scheme, columns, name)
+        largest = add("ReduceMax", (add("Abs", (groups,), f"{name}/abs"), constant("axis.last", [-1])), f"{name}/max")
         step = add("Div", (largest, constant("int8.top", 127, np.float32)), f"{name}/scaled")
         step = add("Max", (step, constant("smallest", 1e-30, np.float32)), f"{name}/step")
-        codes = add("Round", (add("Div", (blocks, step), f"{name}/codes"),), f"{name}/rounded")
+        codes = add("Round", (add("Div", (groups, step), f"{name}/codes"),), f"{name}/rounded")
         high = add("Mul", (codes, step), f"{name}/high")
-        both = add("Concat", (high, add("Sub", (blocks, high), f"{name}/low")), f"{name}/both", axis=0)
+        both = add("Concat", (high, add("Sub", (groups, high), f"{name}/low")), f"{name}/both", axis=0)
         if columns % scheme.group == 0:
             return add("Reshape", (both, constant("flat", [0, 0, -1])), name)
         flat = add("Reshape", (both, constant("flat", [0, 0, -1])), f"{name}/flat")
@@ -214,10 +214,10 @@ class LinearEmitter:
         name = f"{x}/sums.{scheme.group}"
         if self._model.has(name):
             return name
-        blocks = self._blocks(x, scheme, columns, name)
-        return self._model.add("ReduceSum", (blocks, self._model.constant("axis.last", [-1])), name, keepdims=0)
+        groups = self._grouped(x, scheme, columns, name)
+        return self._model.add("ReduceSum", (groups, self._model.constant("axis.last", [-1])), name, keepdims=0)
 
-    def _blocks(self, x: str, scheme: Scheme, columns: int, name: str) -> str:
+    def _grouped(self, x: str, scheme: Scheme, columns: int, name: str) -> str:
         """x as [1, tokens, groups, group], its last group padded with zeros."""
         groups, constant = scheme.groups(columns), self._model.constant
         lacking = groups * scheme.group - columns

@@ -1,7 +1,8 @@
 """What a quantizing method is, and the one table of methods.
 
 A method turns some rows of a weight into the parts of a scheme (see edge.payload). It knows neither recipes, nor where
-the parts go, nor who reads them: a recipe's rule names the method, and the payload writer calls it block by block.
+the parts go, nor who reads them: a recipe's rule names the method, the payload writer calls it for some rows
+at a time.
 """
 
 from __future__ import annotations

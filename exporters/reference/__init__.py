@@ -1,7 +1,7 @@
 """The float32 oracle: a plain numpy interpreter of the Graph, against which every artefact is measured.
 
 It reads weights by canonical name through a callable, so the same code runs a checkpoint's source weights and a
-bundle's dequantized ones. Above `KEEP_LIMIT` parameters nothing is kept between uses, and a block of rows at a time
+bundle's dequantized ones. Above `KEEP_LIMIT` parameters nothing is kept between uses, and some rows at a time
 is in memory. It has no ring: it keeps what every layer keeps of every token and takes visibility from a rule, which
 makes it the check of the ring. Its numbers do not depend on the number of threads.
 """

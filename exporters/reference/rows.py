@@ -24,11 +24,11 @@ def embed(step: Step, attrs: Embed, inputs: Sequence[Any]) -> Array:
 
 
 def norm(step: Step, attrs: Norm, inputs: Sequence[Array]) -> Array:
-    """RMS norm (arXiv:1910.07467) over pieces of `dim`, the mean of squares in float64."""
+    """RMS norm (arXiv:1910.07467) over vectors of `dim`, the mean of squares in float64."""
     (x,) = inputs
-    pieces = x.reshape(len(x), attrs.pieces, attrs.dim)
-    mean = np.mean(np.square(pieces, dtype=np.float64), axis=-1, keepdims=True)
-    scaled = pieces * (1 / np.sqrt(mean + attrs.eps)).astype(np.float32)
+    vectors = x.reshape(len(x), attrs.vectors, attrs.dim)
+    mean = np.mean(np.square(vectors, dtype=np.float64), axis=-1, keepdims=True)
+    scaled = vectors * (1 / np.sqrt(mean + attrs.eps)).astype(np.float32)
     return np.asarray(scaled * (step.weights.whole(attrs.weight) + np.float32(attrs.offset))).reshape(x.shape)
 
 

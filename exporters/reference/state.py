@@ -55,13 +55,13 @@ class WeightCache:
         return self.rows(weight, index * rows, (index + 1) * rows)
 
     def times(self, x: Array, weight: Weight) -> Array:
-        """x · weightᵀ, block by block of rows where weights are not kept."""
+        """x · weightᵀ, some rows at a time where weights are not kept."""
         if self.keep:
             return self._product(x, self.whole(weight))
         rows, columns = weight.shape
         step = max(1, BLOCK // columns)
-        blocks = [self._product(x, self.rows(weight, i, min(i + step, rows))) for i in range(0, rows, step)]
-        return np.concatenate(blocks, axis=1)
+        products = [self._product(x, self.rows(weight, i, min(i + step, rows))) for i in range(0, rows, step)]
+        return np.concatenate(products, axis=1)
 
     def _product(self, x: Array, matrix: Array) -> Array:
         if self.pool is None:

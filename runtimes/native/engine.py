@@ -46,7 +46,7 @@ class NativeRuntime:
         self.layout = layout
         self._lock = threading.RLock()
         self._process = os.getpid()
-        self._angles = rope.AngleBlocks(self.spec.ropes, context=layout.context)
+        self._angles = rope.AngleTable(self.spec.ropes, context=layout.context)
         weights = bundle.weights
         asked = precision.read(bundle.manifest.precision)
         self._program = build(bundle.graph, weights.schemes, weights.formats, exact=options.exact, precision=asked)

@@ -86,7 +86,7 @@ def test_the_catalogue_is_complete() -> None:
         for source in model.sources:
             if isinstance(source, Wheel):
                 assert model.sha256
-                assert all("==" in requirement for requirement, _ in source.parts)
+                assert all("==" in requirement for requirement, _ in source.members)
     pairs = {(model.family, model.variant) for model in catalog.models.values()}
     for family in ("llama", "qwen2", "qwen3", "gemma3"):
         assert {(family, "sub1b"), (family, "7b")} <= pairs
@@ -142,7 +142,7 @@ WEB = {"kind": "url", "url": "https://models.example/x"}
     ({}, {"url": "x"}, "'kind' is missing"),
     ({}, {"kind": "url"}, "url"),
     ({}, {"kind": "url", "url": 1}, "no text"),
-    ({}, {"kind": "wheel", "parts": [["a"]]}, "unpack"),
+    ({}, {"kind": "wheel", "members": [["a"]]}, "unpack"),
     ({"form": "folder", "file": "", "sha256": "0"}, {"kind": "hub", "repo": "a/b"}, "a folder has no sha256"),
     ({}, None, "a source at least"),
 ])  # fmt: skip

@@ -91,7 +91,7 @@ def test_a_sandwich_layer_with_everything_on() -> None:
     assert ops["/embed"].attrs.scale == 2.0
     assert ops[f"{at}/k"].attrs.bias == Weight("layers.0.attn.k.bias", (8,), "key", 4)
     assert ops["/layers.0/mlp/down"].attrs.bias == Weight("layers.0.mlp.down.bias", (6,), "down")
-    q_norm = Norm(Weight("layers.0.attn.q_norm", (4,), "norm"), pieces=4, dim=4, eps=1e-5, offset=1.0)
+    q_norm = Norm(Weight("layers.0.attn.q_norm", (4,), "norm"), vectors=4, dim=4, eps=1e-5, offset=1.0)
     assert ops[f"{at}/q_norm"] == Op(f"{at}/q_norm", (f"{at}/q",), q_norm)
     assert ops[f"{at}/k_rope"] == Op(f"{at}/k_rope", (f"{at}/k_norm",), Rope(heads=2, dim=4, rotary=2, rope=1))
     mixes = [ops[f"/layers.{index}/attn/mix"].attrs for index in (0, 1)]

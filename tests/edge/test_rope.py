@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from edge.decoder import RopeSpec
-from edge.rope import AngleBlocks, angles, inverse_frequencies, rotations
+from edge.rope import AngleTable, angles, inverse_frequencies, rotations
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -95,9 +95,9 @@ def test_angles_are_exact_far_from_the_origin() -> None:
 
 def test_angles_of_one_position_after_another_are_those_of_many() -> None:
     ropes = (RopeSpec(8, 10_000.0), RopeSpec(4, 1e6, "dynamic", factor=2.0, original_context=50))
-    blocks = AngleBlocks(ropes, context=100)
+    table = AngleTable(ropes, context=100)
     for position in (0, 1, 63, 64, 65, 200, 3, 10**9, 10**9 + 64):
-        found = blocks.row(position)
+        found = table.row(position)
         assert len(found) == 2
         for (cos, sin), rope in zip(found, ropes, strict=True):
             expected = angles(rope, np.array([position]), context=100)

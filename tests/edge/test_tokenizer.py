@@ -83,7 +83,7 @@ def test_parts_are_encoded_as_the_tokenizer_does_around_its_own_tokens(
     for start, end in control.spans(whole):
         parts += [whole[done:start], control.ids[whole[start:end]]]
         done = end
-    assert make(source).encode_parts([*parts, whole[done:]]) == peer(source).encode(whole, add_special_tokens=False)
+    assert make(source).encode_fragments([*parts, whole[done:]]) == peer(source).encode(whole, add_special_tokens=False)
 
 
 def test_parts_keep_the_white_space_that_a_token_swallows(byte_level: tokenizers.Tokenizer) -> None:
@@ -92,7 +92,7 @@ def test_parts_keep_the_white_space_that_a_token_swallows(byte_level: tokenizers
     sep = source.token_to_id("<|sep|>")
     parts = ["hello  ", sep, " \n there", 4, " x"]
     expected = source.encode("hello  <|sep|> \n there<|im_end|> x", add_special_tokens=False).ids
-    assert make(source).encode_parts(parts) == expected
+    assert make(source).encode_fragments(parts) == expected
     assert make(source).encode("a ") != make(source).encode("a")
 
 
@@ -101,9 +101,9 @@ def test_normalized_tokens_are_never_lost(sentencepiece: tokenizers.Tokenizer) -
     source.add_special_tokens([tokenizers.AddedToken("<turn>", normalized=True, special=True)])
     turn = source.token_to_id("<turn>")
     # At the start the library finds it; behind text its normalizer has put the prefix space elsewhere.
-    assert make(source).encode_parts([turn, "the a"]) == source.encode("<turn>the a", add_special_tokens=False).ids
+    assert make(source).encode_fragments([turn, "the a"]) == source.encode("<turn>the a", add_special_tokens=False).ids
     assert turn not in source.encode("the<turn>a", add_special_tokens=False).ids
-    ids = make(source).encode_parts(["the", turn, "a", 4])
+    ids = make(source).encode_fragments(["the", turn, "a", 4])
     assert [token for token in ids if token in (turn, 4)] == [turn, 4]
     assert not set(ids) - {turn, 4} - set(source.encode("the a", add_special_tokens=False).ids)
 
@@ -196,4 +196,4 @@ def test_half_a_surrogate_pair_is_the_texts_fault_and_has_a_place(kind: str, req
     with pytest.raises(OptionError, match=r"the text is not valid Unicode: character 3 is half .* \(U\+D83D\)"):
         tokenizer.encode("é \ud83d!")
     with pytest.raises(OptionError, match=r"character 1 is half of a surrogate pair \(U\+DCFF\)"):
-        tokenizer.encode_parts([1, "fine", 3, "\udcff"])
+        tokenizer.encode_fragments([1, "fine", 3, "\udcff"])

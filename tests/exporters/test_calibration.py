@@ -27,7 +27,7 @@ from exporters.calibration.walk import cut
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
 from exporters.export import export
-from exporters.payload_writer import Block, Plan
+from exporters.payload_writer import EncodedRows, Plan
 from exporters.quant import gptq, method, recipe
 from exporters.quant.method import Statistics
 from exporters.reference import Reference
@@ -118,13 +118,13 @@ def samples(count: int, length: int, vocab: int) -> list[list[int]]:
     return np.random.default_rng(5).integers(0, vocab, (count, length)).tolist()
 
 
-def assemble(graph: graphs.Graph, blocks: Iterator[Block]) -> dict[str, Any]:
-    """The numbers of a bundle's weights, from the blocks that are written."""
+def assemble(graph: graphs.Graph, encoded: Iterator[EncodedRows]) -> dict[str, Any]:
+    """The numbers of a bundle's weights, from the rows that are written."""
     made = {w.name: np.full(w.stored, np.nan, np.float32) for w in graph.weights}
-    for block in blocks:
-        run, job = block.job.run, block.job
+    for rows in encoded:
+        run, job = rows.job.run, rows.job
         kind = payload.parse_scheme(run.scheme)
-        values = block.parts[""] if kind is None else payload.dequantize(kind, block.parts, run.shape[1])
+        values = rows.parts[""] if kind is None else payload.dequantize(kind, rows.parts, run.shape[1])
         made[job.weight.name][run.start + job.start : run.start + job.stop] = values
     assert all(np.isfinite(values).all() for values in made.values())
     return made
@@ -149,7 +149,7 @@ def test_statistics_are_of_the_inputs_that_the_finished_bundle_makes(
     monkeypatch.setitem(method.METHODS, "spy", "spy")
     model, graph, plans = planned(opened(make(tmp_path / "model")), "spy")
     ids = samples(3, 24, model.spec.vocab_size)
-    made = assemble(graph, calibrator.blocks(graph, plans, ids, tmp_path))
+    made = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path))
     inputs: dict[str, Any] = {}
     reference = Reference(graph, lambda name, start, stop: made[name][start:stop], context=24)
     values: dict[str, Any] = {}
@@ -191,7 +191,7 @@ def test_q5_memory_does_not_grow_with_the_samples(
     for count in (12, 96):
         ids = samples(count, 64, model.spec.vocab_size)
         tracemalloc.start()
-        for _ in calibrator.blocks(graph, plans, ids, tmp_path):
+        for _ in calibrator.encode(graph, plans, ids, tmp_path):
             pass
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
@@ -207,7 +207,7 @@ def test_a_bundle_is_the_same_with_another_number_of_threads(
     made = []
     for workers in (1, 5):
         monkeypatch.setattr(calibrator.os, "cpu_count", lambda workers=workers: workers)
-        made.append(assemble(graph, calibrator.blocks(graph, plans, ids, tmp_path)))
+        made.append(assemble(graph, calibrator.encode(graph, plans, ids, tmp_path)))
     for name in made[0]:
         np.testing.assert_array_equal(made[0][name], made[1][name])
 

@@ -123,7 +123,7 @@ def edge_of(values: dict[str, Any]) -> Edge:
 
 def phi3_prompt(values: dict[str, Any], content: str) -> list[int]:
     """A user's words in Phi-3's prompt, marks given by id as a chat does."""
-    return edge_of(values).with_bos(edge_of(values).encode_parts([32010, f"\n{content}", 32007, "\n", 32001, "\n"]))
+    return edge_of(values).with_bos(edge_of(values).encode_fragments([32010, f"\n{content}", 32007, "\n", 32001, "\n"]))
 
 
 def test_n2_phi3_s_marks_swallow_the_white_space_behind_them() -> None:
