@@ -149,12 +149,12 @@ def test_a_layer_of_latent_attention_op_by_op() -> None:
         f"{at}/q_down_norm", f"{at}/q_nope", Weight(f"{a}.q_up_nope", (12, 8), "query_nope", 4)
     )  # fmt: skip
     assert ops[f"{at}/latent_norm"].attrs == Norm(Weight(f"{a}.latent_norm", (7,), "norm"), 1, 7, 1e-3)
-    assert ops[f"{at}/q_rope_turned"].attrs == Rope(heads=3, dim=2, rope=0, rotary=2)
-    assert ops[f"{at}/k_rope_turned"] == Op(
-        f"{at}/k_rope_turned", (f"{at}/k_rope",), Rope(heads=1, dim=2, rope=0, rotary=2)
+    assert ops[f"{at}/q_rope_rotated"].attrs == Rope(heads=3, dim=2, rope=0, rotary=2)
+    assert ops[f"{at}/k_rope_rotated"] == Op(
+        f"{at}/k_rope_rotated", (f"{at}/k_rope",), Rope(heads=1, dim=2, rope=0, rotary=2)
     )  # fmt: skip
     mix = ops[f"{at}/mix"]
-    assert mix.inputs == tuple(f"{at}/{name}" for name in ("q_nope", "q_rope_turned", "latent_norm", "k_rope_turned"))
+    assert mix.inputs == tuple(f"{at}/{name}" for name in ("q_nope", "q_rope_rotated", "latent_norm", "k_rope_rotated"))
     assert mix.attrs == LatentAttention(
         3, 4, 2, 7, 5, 0, 0, 0.25,
         Weight(f"{a}.key_up", (3, 7, 4), "key_up", 7), Weight(f"{a}.value_up", (3, 5, 7), "value_up", 5),
