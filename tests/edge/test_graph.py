@@ -237,7 +237,7 @@ class Swiglu:
         ("/embed", {"weight": Weight("embed", (12, 6), "embed")}, "width -1 where 6"),
         ("/embed", {"weight": Weight("embed", (11, 7), "embed")}, "width 7 where 6"),
         ("/norm", {"weight": Weight("norm", (5,), "norm")}, "width -1"),
-        ("/norm", {"pieces": 2}, "width -1"),
+        ("/norm", {"vectors": 2}, "width -1"),
         ("/layers.0/attn/o", {"weight": Weight("o", (6, 15), "output")}, "width -1"),
         ("/layers.0/attn/o", {"bias": Weight("o.bias", (5,), "output")}, "width -1"),
         ("/layers.0/attn/q_rope", {"heads": 3}, "width -1"),
