@@ -72,7 +72,7 @@ def write(path: Path, graph: Graph, sources: Any, choices: dict[str, Choice]) ->
 
 def test_the_package_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of a few rows, so that every weight is written in pieces."""
-    monkeypatch.setattr(payload_writer, "_BLOCK", 100)
+    monkeypatch.setattr(payload_writer, "_ENCODED_NUMBERS", 100)
     graph = make_graph()
     sources, choices = make_sources(graph), make_choices(graph)
     choices["embed"] = Choice.of("float16")

@@ -53,7 +53,7 @@ def written(path: Path, **sources: Any) -> Weights:
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
     """In blocks of a few rows, so that every run is written in pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload_writer, "_BLOCK", 200)
+        patch.setattr(payload_writer, "_ENCODED_NUMBERS", 200)
         return written(tmp_path_factory.mktemp("runs") / "w")
 
 
