@@ -244,21 +244,21 @@ def test_a_split_model_is_read_whole_from_any_part(split: list[Path], opened: Op
 
 def test_parts_of_a_split_model_that_do_not_fit(split: list[Path], opened: Open) -> None:
     shutil.copy(split[0], split[0].with_name("other.gguf"))
-    with pytest.raises(CheckpointError, match=r"one of 3 parts .* must end in -00001-of-00003\.gguf"):
+    with pytest.raises(CheckpointError, match=r"one of 3 shards .* must end in -00001-of-00003\.gguf"):
         opened(split[0].with_name("other.gguf"))
     third = split[2].read_bytes()
     shutil.copy(split[1], split[2])
-    with pytest.raises(CheckpointError, match=r"00003\.gguf: says that it is part 1 of 3, not 2 of 3"):
+    with pytest.raises(CheckpointError, match=r"00003\.gguf: says that it is shard 1 of 3, not 2 of 3"):
         opened(split[0])
     split[2].write_bytes(third[:-1])
     with pytest.raises(CheckpointError, match=r"00003-of-00003\.gguf: truncated: tensor 'f' needs"):
         opened(split[0])
     split[2].write_bytes(third.replace(b"\x01\0\0\0\0\0\0\0f", b"\x01\0\0\0\0\0\0\0a"))
-    with pytest.raises(CheckpointError, match="tensor 'a' is in another part too"):
+    with pytest.raises(CheckpointError, match="tensor 'a' is in another shard too"):
         opened(split[0])
     for part in split[1:]:
         part.unlink()
-    with pytest.raises(CheckpointError, match=r"2 of 3 parts are missing: m-00002-of-00003\.gguf, m-00003"):
+    with pytest.raises(CheckpointError, match=r"2 of 3 shards are missing: m-00002-of-00003\.gguf, m-00003"):
         opened(split[0])
 
 
@@ -286,5 +286,5 @@ def test_a_split_model_that_lacks_tensors(split: list[Path], opened: Open) -> No
     at = data.index(b"split.tensors.count") + len(b"split.tensors.count") + 4
     assert data[at] == 6
     split[0].write_bytes(data[:at] + b"\x07" + data[at + 1 :])
-    with pytest.raises(CheckpointError, match="its parts hold 6 tensors of 7"):
+    with pytest.raises(CheckpointError, match="its shards hold 6 tensors of 7"):
         opened(split[0])
