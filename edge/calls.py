@@ -62,8 +62,8 @@ class CallReader:
         self.style = style
         self._tag = style.closing or style.opening
         self._places = re.compile(r"\\.|[\"']|" + re.escape(self._tag), re.DOTALL)
-        self._done = 0  # no tag before here ends the body
-        self._quote = ""  # what closes the string that is open there
+        self._done = 0  # a closing tag is searched for from here on
+        self._quote = ""  # the quote that closes the string that is open at `_done`, if any
 
     def read(self, text: str, *, last: bool) -> tuple[tuple[ToolCall, ...], str] | None:
         """The calls that the body at the start of `text` starts with, and how the answer goes on: what stands behind
@@ -223,7 +223,7 @@ FORMATS = (
     CallFormat("[TOOL_CALLS]", "[TOOL_CALLS]", "", r"[\[{\w]", _mistral_calls, ("[CALL_ID]", "[ARGS]")),
     CallFormat("<function_calls>", "<function_calls>", "</function_calls>", r"[\[\w]", _keyword_calls),  # OLMo 3
     CallFormat("<|python_tag|>", "<|python_tag|>", "", r"[\[{\w]", _llama_calls),
-    # Llama 3 tags no call of its own, and may begin one as the tools begin that it was shown.
+    # Llama 3 has no tag of its own and may begin a call with the text that introduced the tools in the prompt.
     CallFormat("ipython", '{"name"', "", r"\{", _json_calls, untagged=True),
     CallFormat("ipython", '{"type"', "", r"\{", _json_calls, untagged=True),
 )

@@ -30,12 +30,12 @@ class _Compiled:
     def reset(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._inside = 0
-        self._ending = False  # what is open is being closed
+        self._ending = False  # the interpreter ends, and `close_all` is closing what is open
         self._ended = False
 
     def __enter__(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            return  # it is the one that ends the interpreter, so never in here at that time
+            return  # the main thread ends the interpreter itself and cannot wait for that
         with self._changed:
             while self._ended:
                 self._changed.wait()

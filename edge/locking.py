@@ -72,7 +72,7 @@ def _wait_for_lock(file: IO[bytes]) -> None:
             try:
                 msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
                 done = True
-            except OSError as error:  # it gives up after ten seconds
+            except OSError as error:  # msvcrt.locking raises after ten seconds of waiting: wait again
                 if error.errno != errno.EDEADLK:
                     raise
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 SPAN = 256  # tokens of the same repetition that count as a loop
 LONGEST = 64  # the longest period looked for, so that a loop has gone round four times at least
-_EVERY = 32  # looking costs as much as a small step of a model otherwise
+_EVERY = 32  # searching at every token would cost as much as a small model's step
 
 
 def is_loop(tokens: Sequence[int]) -> bool:

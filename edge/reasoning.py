@@ -48,7 +48,7 @@ def is_opened(prompt: Sequence[int], tags: Tags, tokenizer: Tokenizer) -> bool:
         if token in tags.spelled:
             text += tokenizer.decode(run) + tags.spelled[token]
             run = []
-        elif tokenizer.is_silent(token):  # a turn's mark: what stands before it is a message's
+        elif tokenizer.is_silent(token):  # a control token: the text before it belongs to an earlier message
             text, run = "", []
         else:
             run.append(token)

@@ -80,7 +80,7 @@ class Result:
     def to_message(self) -> dict[str, Any]:
         """The answer as a message, to go on with the conversation."""
         message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning:  # whether older reasoning stays in the prompt is for the template to say
+        if self.reasoning:  # the template decides whether older reasoning stays in the prompt
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
             message["tool_calls"] = [call.to_message() for call in self.tool_calls]
@@ -112,7 +112,7 @@ class Progress:
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] | None = None
-    given_up: bool = False  # as good as cancelled, by whoever awaited the answer
+    given_up: bool = False  # the task that awaited the answer was cancelled
     finish_reason: FinishReason = "cancel"
     cached_tokens: int = 0
     dropped_tokens: int = 0

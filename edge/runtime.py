@@ -167,7 +167,7 @@ def check_want(want: str, supported: Sequence[Want], runtime: str) -> None:
 
 def check_finite(values: npt.NDArray[np.float32], runtime: str) -> None:
     """Raise NumericsError if a result holds NaN or an infinity: never sample from such logits."""
-    # Both reductions carry a NaN through, and cost no temporary array.
+    # min and max return NaN where there is one, and need no temporary array.
     low, high = np.minimum.reduce(values, axis=None), np.maximum.reduce(values, axis=None)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise NumericsError(f"runtime {runtime} computed logits that are not finite; the bundle or backend is at fault")

@@ -118,7 +118,7 @@ class Sampler:
                     f"logit bias {bias} for token {token}: the model's ids are 0 to {known.nonzero()[0].max(initial=0)}"
                     f"{' without those that have no token' if len(padded) else ''}"
                 )
-        vocab = self._end = int(known.nonzero()[0].max(initial=0)) + 1  # what pads the end is not even looked at
+        vocab = self._end = int(known.nonzero()[0].max(initial=0)) + 1  # padded rows at the end are never read
         self._holes = (~known[:vocab]).nonzero()[0]
         self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
         self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
@@ -150,7 +150,7 @@ class Sampler:
         Raises NumericsError for logits that are NaN or have no finite maximum.
         """
         logits = self._adjust(logits[: self._end])
-        best = int(logits.argmax())  # the first of equals, and the first NaN if there is one
+        best = int(logits.argmax())  # argmax gives the first of equal values, and the first NaN where there is one
         top = float(logits[best])
         if not math.isfinite(top):
             raise NumericsError(f"the logit of token {best} is {top}; the bundle or the runtime is at fault")
@@ -198,7 +198,7 @@ class Sampler:
     def _draw(self, logits: Logits, top: float, u: float) -> int:
         """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
         top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
-        if top_k or (top_p == 1 and min_p):  # the sum of all weights is not asked for
+        if top_k or (top_p == 1 and min_p):  # these need no sum over all weights
             fractions = _FRACTIONS if top_k else (min_p / 2, 0.0)
             ids, weights, sums = self._candidates(logits, top, math.inf, fractions)
             return int(ids[self._pick(weights, sums, float(sums[-1]), u)])
@@ -256,7 +256,7 @@ class Sampler:
     def _rough_mass(self, logits: Logits, top: float) -> float:
         """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
         np.subtract(logits, np.float32(top), out=self._work)
-        # Below 1e-30 every difference of two float32 numbers but none is far past exp's range already.
+        # With a temperature below 1e-30, exp of any nonzero difference of two float32 logits is 0.
         np.multiply(self._work, np.float32(1 / max(self.sampling.temperature, 1e-30)), out=self._work)
         np.exp(self._work, out=self._work)
         return float(self._work.sum())

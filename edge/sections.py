@@ -31,16 +31,16 @@ class Splitter:
         self._tags = tags
         self._formats = formats
         self._state = "reasoning" if opened else "start" if tags else "answer"
-        self._call: CallReader | None = None  # of the call that is being read
+        self._call: CallReader | None = None  # the reader of the call that is open now
         self._held = ""  # what may yet turn out to be a tag or a call, or white space beside one
-        self._bare = opened  # nothing of the present part was given out yet: white space at its start is dropped
+        self._bare = opened  # nothing of the open section was given out yet: white space at its start is dropped
         self._begun = False  # something of the answer was given out
         self._around: tuple[str, ...] = ()  # tags around the answer, which are dropped
 
     def push(self, text: str) -> list[Delta]:
         """The pieces that are certain now and were not before."""
         if text and self._state == "answer" and not (self._formats or self._around or self._held or self._bare):
-            return [Delta(text)]  # there is nothing to look for in it
+            return [Delta(text)]  # no tag and no call can occur
         self._held += text
         return list(self._cut(last=False))
 
@@ -116,7 +116,7 @@ class Splitter:
             keep = max([*parts, *(overlap(text, tag) for tag in self._around)], default=0)
         settled = text[: len(text) - keep]
         if self._formats and not (last and not found):
-            settled = settled.rstrip()  # it may stand before a call
+            settled = settled.rstrip()  # white space before a call is no part of the answer
         self._held = text[len(settled) :]
         yield from self._text(settled)
 

@@ -85,7 +85,7 @@ def decode_word(word: str) -> str:
 
     What is no UTF-8 stays as it is, halves of surrogate pairs among it: it is refused where it is used as a text.
     """
-    if word.isascii() or sys.platform == "win32":  # where words are UTF-16 and no locale reads them
+    if word.isascii() or sys.platform == "win32":  # Windows passes arguments as UTF-16, independent of the locale
         return word
     try:
         return os.fsencode(word).decode("utf-8")

@@ -22,7 +22,7 @@ from exporters.payload_writer import storage_error
 _LOCK = "lock"
 _NEW = "bundle"
 _ASIDE = "old"
-_BLOCK = 4096  # the least that a file system can have lacked
+_LEAST_BYTES = 4096  # what is named as missing where the real need is not known
 _AT_FDCWD = -100  # linux/fcntl.h
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _RENAME_SWAP = 2  # macOS sys/stdio.h
@@ -59,7 +59,7 @@ class BundleFolder:
             self.path = self._work / _NEW
             self.path.mkdir()
         except OSError as error:
-            raise storage_error(error, parent, _BLOCK) from error
+            raise storage_error(error, parent, _LEAST_BYTES) from error
         return self
 
     def commit(self) -> Path:
@@ -94,7 +94,7 @@ class BundleFolder:
         self._remove_work()
         if isinstance(error, OSError):
             raise storage_error(error, self.destination, needed) from error
-        if isinstance(error, EdgeError):  # a message about a hidden folder, which is gone, helps nobody
+        if isinstance(error, EdgeError):  # the message would name the temporary folder, which has been removed
             error.args = (str(error).replace(str(self.path), str(self.destination)), *error.args[1:])
 
     def _check_target(self) -> None:

@@ -30,7 +30,7 @@ from exporters.reference import KEEP_LIMIT, Array, Reader, Reference
 TEXT = Path(__file__).parent / "parity.txt"
 TOKENS = 128
 _NOISE = 1e-6  # differences of logits below it, in units of the largest one, are rounding
-TOLERANCE = 1e-3  # of exact, in units of the logits' standard deviation where that is above 1
+TOLERANCE = 1e-3  # of a backend's exact graph, in units of the logits' standard deviation where that is above 1
 # What runs from the payload alone.
 PAYLOAD = Artefact((WEIGHTS,), ("native",))
 
@@ -66,7 +66,7 @@ class Parity:
                 raise CheckpointError(f"the model's logits are {fault}: the checkpoint is damaged")
 
     def _reference(self, bundle: Bundle, read: Reader) -> Array:
-        # It runs once, so nothing is worth keeping; the context is the one that `run_graph` plans.
+        # Each weight is used once, so dequantized weights are not kept; the context is the one that `run_graph` plans.
         return Reference(bundle.graph, read, context=len(self.ids), keep=False).run(self.ids)
 
     def exact(self, bundle: Bundle, runtime: str) -> Comparison:

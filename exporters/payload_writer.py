@@ -196,7 +196,7 @@ class _Source:
 
 def _check_numbers(values: npt.NDArray[np.floating], name: str, largest: float) -> tuple[float, float]:
     """The least and the largest number. Raises CheckpointError for unusable ones."""
-    low, high = float(values.min()), float(values.max())  # both carry a NaN through
+    low, high = float(values.min()), float(values.max())  # min and max return NaN where there is one
     if not (-largest <= low and high <= largest):
         raise CheckpointError(
             f"tensor {name!r} holds numbers from {low:g} to {high:g}; only finite ones up to {largest:g} can be "

@@ -116,7 +116,7 @@ class Chat:
         if self._drops and count + room > context:
             while count > context // 2 and self.conversation.drop_oldest(turn):
                 dropped, count = dropped + 1, self._count(turn)
-        if count > context:  # even alone: nothing was gained by dropping
+        if count > context:  # the latest message alone exceeds the context: dropping others cannot help
             self.conversation.first = before
             raise PromptTooLongError(count, context)
         if dropped:

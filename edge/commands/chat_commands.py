@@ -139,7 +139,7 @@ def _retry(chat: Chat, _: str) -> None:
     try:
         chat.ask()
     finally:
-        if len(chat.conversation.messages) == count:  # no other one came
+        if len(chat.conversation.messages) == count:  # no new answer came: the old one stays
             chat.conversation.messages.append(before)
 
 

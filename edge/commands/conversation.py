@@ -87,7 +87,7 @@ class Conversation:
         messages, system = saved.get("messages"), saved.get("system")
         if not isinstance(messages, list) or not (system is None or isinstance(system, str)):
             raise OptionError('holds no conversation: {"system": TEXT, "messages": [...]} or a list of messages')
-        # Which roles there are is for the template to say, once they are sent.
+        # The template checks the roles when the messages are rendered.
         roles = [str(message.get("role")) for message in messages if isinstance(message, Mapping)]
         prepare(messages, null=True, named=roles)
         if messages and messages[0]["role"] == "system":

@@ -42,7 +42,7 @@ def _read_beside(*, raw: bool) -> str:
     """The text on stdin that follows a prompt: none from a terminal, and none from a stream that cannot be read."""
     try:
         return "" if sys.stdin.isatty() else _read_stdin(raw=raw)
-    except StorageError as error:  # a program may start this one with a stdin that was never meant to be read
+    except StorageError as error:  # a parent process may pass a stdin that cannot be read
         terminal.note(f"{error}; only the prompt is sent")
         return ""
 
@@ -54,7 +54,7 @@ def _read_stdin(*, raw: bool) -> str:
     """
     try:
         with _patience():
-            # Bytes: no end of line becomes another, and what they spell is for one rule to say.
+            # Read as bytes, so that line ends stay as they are and `edge.texts` alone decodes.
             data = sys.stdin.buffer.read()
         text = texts.decode_stdin(data, sys.stdin.encoding)
     except OSError as error:

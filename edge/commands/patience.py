@@ -53,5 +53,5 @@ class Sign:
     def _write(self, text: str) -> None:
         try:
             print(text, end="", file=sys.stderr, flush=True)
-        except OSError:  # a sign that nobody can see is none; what follows on stderr says what is wrong with it
+        except OSError:  # stderr cannot be written; the next message to it reports that
             self._stopped.set()

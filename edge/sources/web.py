@@ -85,9 +85,10 @@ def download(url: str, path: Path, expected: Expected, progress: Progress) -> No
             partial.discard()
             if restarted or not mixed:
                 raise UserError(f"{shown(url)} has SHA-256 {wrong}, {expected.sha256} is expected")
-            restarted = True  # the bytes came from two answers, perhaps of two versions: once more, from one
+            restarted = True  # the bytes came from two answers, perhaps of two versions of the file: start again, once
             continue
-        # Progress is more than there ever was: a server that lies at every other request would go on for ever else.
+        # Only a new maximum counts as progress: with a server that sends wrong bytes at every other request, the loop
+        # would not end otherwise.
         failures, most = (0, partial.length()) if partial.length() > most else (failures + 1, most)
         if failures == _TRIES:
             raise UserError(
@@ -111,7 +112,7 @@ def _attempt(
     except ValueError as error:
         raise _no_address(url, error) from error
     for name, value in credentials.items():
-        request.add_unredirected_header(name, value)  # another host has no business with it
+        request.add_unredirected_header(name, value)  # a redirect to another host must not carry it along
     if offset:
         headers["Range"] = f"bytes={offset}-"
         if partial.validator:
@@ -151,7 +152,7 @@ def _refused(url: str, error: HTTPError, partial: _PartialFile, expected: Expect
     offset = partial.length()
     if error.code == 416 and offset:
         total = re.fullmatch(r"bytes \*/(\d{1,18})", error.headers.get("Content-Range", ""))
-        # The server has just been told this number: it counts only with a hash that settles whether the file is whole.
+        # The total may be the offset that the request named, so it is trusted only where a hash confirms the file.
         if total and int(total[1]) == offset and expected.sha256:
             return True, ""
         partial.discard()

@@ -31,7 +31,7 @@ _OFFLINE = re.compile(
     r"[Nn]etwork is unreachable|[Nn]o route to host"
 )
 _REFUSED = re.compile(r"\[Errno (\d{1,5})\] ([^:'\n]+)")  # as Python prints an OSError
-_TRACEBACK = "ERROR: Exception:"  # the line before one, where pip did not expect what happened
+_TRACEBACK = "ERROR: Exception:"  # the line that pip prints before the traceback of an unexpected error
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+:)")
 _BROKEN_OFF = re.compile(r"[Cc]onnection (?:broken|aborted|reset)|timed? ?out|[Ii]ncomplete|not enough bytes")
 # A bad file, damaged data, offsets that lead out of the file, a compression that this Python lacks, encryption.
@@ -94,7 +94,7 @@ def _run_pip(requirement: str, folder: Path, progress: Progress) -> tuple[int, l
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", *_progress_options(), "--dest", str(folder), requirement]
     environment = {"PIP_RETRIES": "1", **direct_environment(os.environ)}  # without a network: one more try, not five
-    environment["TMPDIR"] = str(folder)  # where a model may lie, as /tmp is often small and of memory
+    environment["TMPDIR"] = str(folder)  # pip unpacks there; /tmp is often too small for a model, or is memory
     lines = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,

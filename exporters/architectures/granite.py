@@ -32,6 +32,6 @@ FAMILY = Family(
     _fields,
     {"attention_multiplier": 1.0},
     scales=_scales,
-    gguf_defaults={"attention_multiplier": None},  # llama.cpp then scales as usual
+    gguf_defaults={"attention_multiplier": None},  # absent in a GGUF file: llama.cpp then scales by 1 / sqrt(head_dim)
     interleaved=("gguf",),
 )

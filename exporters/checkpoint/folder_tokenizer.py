@@ -66,7 +66,7 @@ def _as_loaded(
     load_tokenizer(text, path)
     try:
         data = texts.parse_json(text)
-    except ValueError as error:  # what the library reads all the same
+    except ValueError as error:  # the tokenizers library accepts such a file
         raise CheckpointError(f"{path}: no JSON: {error}") from error
     changed = [apply_class(data, settings, model_type, notes), add_named_tokens(data, settings, special, notes)]
     return json.dumps(data, ensure_ascii=False) if any(changed) else text

@@ -17,7 +17,7 @@ from edge.errors import CheckpointError, EdgeError, found_in
 from exporters.checkpoint.enders import Notes
 from exporters.checkpoint.templates import DEFAULT
 
-_ANSWER = "Zwanzigtausend"  # words that no template writes or looks for
+_ANSWER = "Zwanzigtausend"  # a word that no template writes or searches for
 _ARGUMENT = "Dreissigtausend"
 _MARK = re.compile(r"<[^<>\s]{1,64}>|\[[^\[\]\s]{1,64}\]")
 _USER = {"role": "user", "content": "Hi"}
