@@ -26,10 +26,10 @@ import numpy as np
 
 from benchmarks import models, peers, tables
 from edge import graph as graphs
-from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.kv import KvDtype
 from edge.runtime import support
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import open_tokenizer
 from exporters import parity
 from exporters.architectures import describe
 from exporters.checkpoint import Checkpoint
@@ -50,10 +50,7 @@ def chunks(bundle: Bundle) -> list[list[int]]:
     text = TEXT.read_text(encoding="utf-8")
     for mark, plain in _MARKS.items():
         text = text.replace(mark, plain)
-    info = bundle.manifest.tokenizer
-    source = bundle.read_text(TOKENIZER)
-    assert source is not None
-    tokenizer = Tokenizer(source, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+    tokenizer = open_tokenizer(bundle)
     ids = tokenizer.encode(text)
     count = 4 if bundle.spec.vocab_size > 200_000 else 8
     if len(ids) < count * LENGTH:

@@ -19,13 +19,14 @@ from typing import Any
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from edge.bundle import TEMPLATE, Bundle
-from edge.errors import BundleError, OptionError, UnsupportedError
+from edge.control_tokens import ControlTokens
+from edge.errors import BundleError, FormatError, OptionError, UnsupportedError, found_in
 from edge.messages import Arguments, check_tools, prepare
 from edge.template.analysis import literals, outside, tells_null
 from edge.template.template import GLOBALS, Template
 from edge.template.text import plain, template_runs, wrote
 from edge.template.work import STEPS, CancelledError, LimitError, Work
-from edge.tokenizer import ControlTokens, Tokenizer
+from edge.tokenizer import Tokenizer
 
 _SWITCHES = ("enable_thinking", "thinking")  # what templates call the variable that turns reasoning on and off
 _GIVEN = ("messages", "tools", "add_generation_prompt")  # variables that are no option
@@ -41,7 +42,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special: Mapping[str, str], *, name: str = DEFAULT, steps: int = STEPS) -> None:
-        """Compile the template. `steps` bound the work of rendering. Raises BundleError for one that is not valid."""
+        """Compile the template. `steps` bound the work of rendering. Raises FormatError for one that is not valid."""
         title = "the chat template" if name == DEFAULT else f"the chat template {name!r}"
         try:
             self._template = Template(source)
@@ -51,11 +52,11 @@ class ChatTemplate:
             self._written, self._read = literals(tree)
             self._words = frozenset([*self._written.split("\0"), *self._read.split("\0")])
         except TemplateSyntaxError as error:
-            raise BundleError(f"{title} is not valid, line {error.lineno}: {error.message}") from error
+            raise FormatError(f"{title} is not valid, line {error.lineno}: {error.message}") from error
         except (RecursionError, MemoryError) as error:
-            raise BundleError(f"{title} is not valid: it is nested too deeply") from error
+            raise FormatError(f"{title} is not valid: it is nested too deeply") from error
         except Exception as error:  # jinja2's parser on a number of too many digits, for one
-            raise BundleError(f"{title} is not valid: {error}") from error
+            raise FormatError(f"{title} is not valid: {error}") from error
         self._special = {key: wrote(text) for key, text in special.items()}
         self._steps = steps
         self._latest: tuple[Tokenizer, ControlTokens] | None = None
@@ -99,7 +100,7 @@ class ChatTemplate:
         a list of {"type": "text", "text": ...} parts, which are joined. `variables` are further ones of the template.
 
         Raises OptionError for messages or tools of another form, and for those that the template refuses, with its
-        reason; BundleError for a template that does not come to an end within its bounds; CancelledError (of
+        reason; FormatError for a template that does not come to an end within its bounds; CancelledError (of
         edge.template.work) once `cancelled` says so.
         """
         if tools is not None:
@@ -132,11 +133,11 @@ class ChatTemplate:
         except CancelledError:
             raise
         except LimitError as error:
-            raise BundleError(f"the chat template of this model was stopped: {error}") from error
+            raise FormatError(f"the chat template of this model was stopped: {error}") from error
         except RecursionError as error:
-            raise BundleError("the chat template of this model was stopped: it nests calls too deeply") from error
+            raise FormatError("the chat template of this model was stopped: it nests calls too deeply") from error
         except MemoryError as error:
-            raise BundleError("the chat template of this model was stopped: it needs too much memory") from error
+            raise FormatError("the chat template of this model was stopped: it needs too much memory") from error
         except Exception as error:  # the template is a program of the bundle's: anything may come out of it
             message = error.message if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
             raise OptionError(f"the chat template refused the messages: {message}") from error
@@ -179,7 +180,7 @@ class ChatTemplates:
     """The chat templates of one model, by name: the one called tool_use serves where tools are given."""
 
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, str]) -> None:
-        """Raises BundleError, which names the template, for one that is not valid."""
+        """Raises FormatError, which names the template, for one that is not valid."""
         self.source = "\n".join(sources.values())
         self._templates = {name: ChatTemplate(source, special, name=name) for name, source in sources.items()}
 
@@ -211,17 +212,18 @@ class ChatTemplates:
 
 
 def check_templates(default: str | None, others: Mapping[str, str], special: Mapping[str, str]) -> ChatTemplates | None:
-    """The templates of a model, compiled; None where it has none. Raises BundleError, which names the template, for
+    """The templates of a model, compiled; None where it has none. Raises FormatError, which names the template, for
     one that is not valid."""
     sources = {**({} if default is None else {DEFAULT: default}), **others}
     return ChatTemplates(sources, special) if sources else None
 
 
 def read_templates(bundle: Bundle) -> ChatTemplates | None:
-    """The templates in a bundle."""
+    """The templates in a bundle. Raises BundleError for one that is not valid."""
     names = [name for name in bundle.manifest.files if name.startswith(_FOLDER) and name.endswith(_ENDING)]
     others = {name[len(_FOLDER) : -len(_ENDING)]: bundle.read_text(name) or "" for name in names}
-    return check_templates(bundle.read_text(TEMPLATE), others, bundle.manifest.tokenizer.special)
+    with found_in(BundleError, bundle.path):
+        return check_templates(bundle.read_text(TEMPLATE), others, bundle.manifest.tokenizer.special)
 
 
 class _Counted:

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge.bundle import TOKENIZER, Bundle, open_bundle
+from edge.bundle import Bundle, open_bundle
 from edge.calls import control_tags, find_formats
 from edge.chat import read_templates
-from edge.errors import BundleError, OptionError
+from edge.errors import BundleError, OptionError, found_in
 from edge.generation import Stream, TokenRun
 from edge.kv import plan_layout
 from edge.lifecycle import close_at_exit
@@ -29,7 +29,7 @@ from edge.sections import Splitter
 from edge.session import Session
 from edge.stream import TextStream
 from edge.template.work import CancelledError
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import open_tokenizer
 from edge.turns import Turn, Turns
 
 DEFAULT_CONTEXT = 4096
@@ -46,10 +46,6 @@ class Pipeline:
         options = RuntimeOptions() if options is None else options
         if not isinstance(options, RuntimeOptions):
             raise OptionError(f"the options are of the type {type(options).__name__}; they must be RuntimeOptions")
-        info = bundle.manifest.tokenizer
-        text = bundle.read_text(TOKENIZER)
-        if text is None:
-            raise BundleError(f"{bundle.path}: holds no {TOKENIZER}")
         context = options.context or min(bundle.spec.context, DEFAULT_CONTEXT)
         if context > bundle.spec.context:
             raise OptionError(
@@ -62,7 +58,7 @@ class Pipeline:
         _check_memory(bundle, 0, context)
         self.bundle = bundle
         self.options = options
-        self.tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+        self.tokenizer = open_tokenizer(bundle)
         self._padded = self.tokenizer.padded(bundle.spec.vocab_size)
         self.template = read_templates(bundle)
         source = self.template.source if self.template else ""
@@ -111,9 +107,10 @@ class Pipeline:
         if self.template is None:
             raise OptionError(f"{self.bundle.manifest.name} has no chat template; use it raw, as a text to continue")
         variables = self.template.variables(options.thinking, options.chat_template_kwargs, tools=bool(tools))
-        return self.template.encode(
-            messages, self.tokenizer, tools=tools or None, variables=variables, cancelled=cancelled
-        )
+        with found_in(BundleError, self.bundle.path):  # of a template that does not end within its bounds
+            return self.template.encode(
+                messages, self.tokenizer, tools=tools or None, variables=variables, cancelled=cancelled
+            )
 
     def tokens(
         self, prompt: Sequence[int], options: GenerateOptions | None = None, *, cancel: threading.Event | None = None

@@ -16,42 +16,18 @@ import json
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers
 
-from edge.errors import BundleError, InternalError, OptionError
+from edge.bundle import TOKENIZER, Bundle
+from edge.control_tokens import ControlTokens
+from edge.errors import BundleError, FormatError, InternalError, OptionError, found_in
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CUTS = 8  # how often a text is cut: the rest of a control token may be another one
-
-
-class ControlTokens:
-    """Control tokens (`ids`: spelling → id) and where text spells them."""
-
-    def __init__(self, ids: Mapping[str, int]) -> None:
-        self.ids = dict(ids)
-        lengths: dict[str, set[int]] = {}
-        for text in self.ids:
-            lengths.setdefault(text[0], set()).add(len(text))
-        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
-        self._first = re.compile(f"[{''.join(map(re.escape, lengths))}]" if lengths else "(?!)")
-
-    def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """(start, end) of each spelling, left to right, the longest at each place, as the tokenizers library does."""
-        done = 0
-        for match in self._first.finditer(text):
-            start = match.start()
-            if start < done:
-                continue
-            for length in self._lengths[text[start]]:
-                found = text[start : start + length]
-                if found in self.ids:
-                    done = start + len(found)  # at the end of the text the slice is shorter
-                    yield start, done
-                    break
 
 
 class Tokenizer:
@@ -69,16 +45,16 @@ class Tokenizer:
         """Read a tokenizer.json from a path, or from its text given as a string.
 
         `special` maps names to spellings, such as {"unk_token": "<unk>"}; they are control tokens where the file has
-        them as added tokens. Raises BundleError if it is not a tokenizer.json or an id is not in it.
+        them as added tokens. Raises FormatError if it is not a tokenizer.json or an id is not in it.
         """
         self._tok = read_json(source)
         self.vocab_size = self._tok.get_vocab_size()
         self.bos, self.eos, self.add_bos = bos, eos, add_bos
         for name, token in (("bos", bos), *(("eos", token) for token in eos)):
             if token is not None and self._tok.id_to_token(token) is None:
-                raise BundleError(f"{name} id {token} is not in the tokenizer, which has {self.vocab_size} tokens")
+                raise FormatError(f"{name} id {token} is not in the tokenizer, which has {self.vocab_size} tokens")
         if add_bos and bos is None:
-            raise BundleError("the tokenizer is to add a bos token and none is named; name it or turn add_bos off")
+            raise FormatError("the tokenizer is to add a bos token and none is named; name it or turn add_bos off")
         added = self._tok.get_added_tokens_decoder()
         named = {*eos, bos, *(self._tok.token_to_id(text) for text in special.values())}
         spellings = {token.content: number for number, token in added.items()}
@@ -204,7 +180,7 @@ class Tokenizer:
         start = max([pieces, *(token + 1 for token in added)])  # as the library numbers them
         taken = [token for token in range(start, start + len(stand_ins)) if self._tok.id_to_token(token)]
         if taken:
-            raise BundleError(f"the tokenizer's ids have gaps: it has {start} tokens, and one has the id {taken[0]}")
+            raise FormatError(f"the tokenizer's ids have gaps: it has {start} tokens, and one has the id {taken[0]}")
         self._tok.add_tokens(stand_ins)
         self._break_id = self._tok.token_to_id(self._break)
         self._alias_ids = frozenset(self._tok.token_to_id(name) for name in names.values())
@@ -248,8 +224,35 @@ def digits() -> str:
     return f"{secrets.randbelow(10**20):020}"
 
 
+class SpecialTokens(Protocol):
+    """What a manifest and the tokenizer files of a checkpoint both say beside the tokenizer.json; see `Tokenizer`."""
+
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> tuple[int, ...]: ...
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def special(self) -> Mapping[str, str]: ...
+
+
+def build_tokenizer(text: str, tokens: SpecialTokens) -> Tokenizer:
+    """The tokenizer of a tokenizer.json's text. Raises FormatError as `Tokenizer` does."""
+    return Tokenizer(text, bos=tokens.bos, eos=tokens.eos, add_bos=tokens.add_bos, special=tokens.special)
+
+
+def open_tokenizer(bundle: Bundle) -> Tokenizer:
+    """The tokenizer of a bundle. Raises BundleError where it is missing or damaged."""
+    text = bundle.read_text(TOKENIZER)
+    if text is None:
+        raise BundleError(f"{bundle.path}: holds no {TOKENIZER}")
+    with found_in(BundleError, bundle.path):
+        return build_tokenizer(text, bundle.manifest.tokenizer)
+
+
 def read_json(source: str | Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a tokenizer.json, a path or its text. Raises BundleError for a bad one."""
+    """The library's tokenizer of a tokenizer.json, a path or its text. Raises FormatError for a bad one."""
     is_path = isinstance(source, Path)
     tok: tokenizers.Tokenizer = _library(
         f"{source if is_path else 'the tokenizer'} cannot be read as a tokenizer.json",
@@ -263,7 +266,7 @@ def read_json(source: str | Path) -> tokenizers.Tokenizer:
 
 
 def _library(problem: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a call of the tokenizers library returns; what it raises turns into a BundleError.
+    """What a call of the tokenizers library returns; what it raises turns into a FormatError.
 
     That is a bare Exception for any bad file, and where its own code gives up a PanicException, which is no Exception
     and cannot be imported.
@@ -273,7 +276,7 @@ def _library(problem: str, call: Callable[..., Any], *arguments: Any, **options:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise BundleError(f"{problem}: {' '.join(str(error).split())}") from error
+        raise FormatError(f"{problem}: {' '.join(str(error).split())}") from error
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge import texts
-from edge.bundle import TOKENIZER, Bundle
+from edge.bundle import Bundle
 from edge.errors import NotFoundError, OptionError
 from edge.kv import KvDtype
 from edge.progress import Progress
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import open_tokenizer
 from exporters import parity
 from exporters.architectures import describe
 from exporters.checkpoint.open import open_checkpoint
@@ -80,9 +80,7 @@ def samples(bundle: Bundle, text: Path) -> list[list[int]]:
         raise NotFoundError(f"no text {str(text)!r}: there is no such file") from error
     except (OSError, ValueError) as error:
         raise OptionError(f"text {text}: {error}") from error
-    info, source = bundle.manifest.tokenizer, bundle.read_text(TOKENIZER)
-    assert source is not None
-    tokenizer = Tokenizer(source, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
+    tokenizer = open_tokenizer(bundle)
     ids, prefix = tokenizer.encode(content), tokenizer.with_bos([])
     own = min(LENGTH, bundle.spec.context) - len(prefix)
     whole = [[*prefix, *ids[start : start + own]] for start in range(0, min(len(ids), own * MOST), own)]

@@ -15,12 +15,12 @@ from edge import bundle as bundles
 from edge import graph as graphs
 from edge import texts
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
-from edge.chat import DEFAULT, ChatTemplates
+from edge.chat import check_templates
 from edge.errors import CheckpointError, found_in
 from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import build_tokenizer
 from exporters import calibration, gate, native_precision, parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
@@ -152,10 +152,8 @@ def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFile
     """Raise CheckpointError for whatever would keep the bundle from being opened: it is known before hours of work."""
     with found_in(CheckpointError, checkpoint.path):
         Manifest.from_json(texts.parse_json(json.dumps(draft.to_json())))
-        info = draft.tokenizer
-        Tokenizer(files.tokenizer, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
-        named = {} if files.chat_template is None else {DEFAULT: files.chat_template}
-        ChatTemplates({**named, **files.chat_templates}, info.special)
+        build_tokenizer(files.tokenizer, draft.tokenizer)
+        check_templates(files.chat_template, files.chat_templates, draft.tokenizer.special)
 
 
 def _toolchain() -> dict[str, str]:

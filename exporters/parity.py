@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edge import runtime as backends
 from edge import texts
-from edge.bundle import TOKENIZER, WEIGHTS, Bundle
+from edge.bundle import WEIGHTS, Bundle
 from edge.contents import Artefact
 from edge.errors import CheckpointError, DeviceError, NumericsError, UnsupportedError
 from edge.kv import KvDtype, plan_layout
@@ -23,7 +23,7 @@ from edge.options import RuntimeOptions
 from edge.quality import Comparison, ParityReport, RuntimeQuality
 from edge.runtime import Runtime, open_runtime, support
 from edge.session import Session
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import open_tokenizer
 from exporters.checkpoint import SourceTensor
 from exporters.reference import KEEP_LIMIT, Array, Reader, Reference
 
@@ -150,11 +150,7 @@ def affordable(bundle: Bundle) -> bool:
 
 def sample_ids(bundle: Bundle, tokens: int) -> list[int]:
     """The first ids of the shipped text, repeated if the tokenizer makes too few of it."""
-    info = bundle.manifest.tokenizer
-    text = bundle.read_text(TOKENIZER)
-    assert text is not None
-    tokenizer = Tokenizer(text, bos=info.bos, eos=info.eos, add_bos=info.add_bos, special=info.special)
-    ids = tokenizer.encode_prompt(texts.read(TEXT))
+    ids = open_tokenizer(bundle).encode_prompt(texts.read(TEXT))
     limit = min(tokens, bundle.spec.context)
     return (ids * -(-limit // max(1, len(ids))))[:limit]
 

@@ -17,7 +17,7 @@ from edge.commands import answer, terminal
 from edge.commands.complete import BundleArgument, KvDtypeOption, RuntimeOption
 from edge.commands.quality import print_quality
 from edge.commands.wrapping import columns, fill
-from edge.errors import BundleError, DeviceError, UnsupportedError
+from edge.errors import BundleError, DeviceError, UnsupportedError, found_in
 from edge.kv import KvDtype, plan_layout, row_bytes
 from edge.options import RuntimeOptions, Sampling
 from edge.pipeline import DEFAULT_CONTEXT
@@ -103,7 +103,8 @@ def details(bundle: Bundle) -> dict[str, Any]:
 def _ends(bundle: Bundle) -> list[dict[str, Any]]:
     """A row for each token that ends an answer: its id, its spelling, and where the export found it."""
     info = bundle.manifest.tokenizer
-    tokenizer = read_json(bundle.read_text(TOKENIZER) or "")
+    with found_in(BundleError, bundle.path):
+        tokenizer = read_json(bundle.read_text(TOKENIZER) or "")
     return [
         {"id": token, "token": tokenizer.id_to_token(token), "found": list(info.eos_found.get(str(token), ()))}
         for token in info.eos

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edge.chat import check_templates
 from edge.errors import OptionError
-from edge.tokenizer import Tokenizer
+from edge.tokenizer import build_tokenizer
 from exporters.calibration import calibrator, text
 from exporters.calibration.text import Calibration
 from exporters.checkpoint import TokenizerFiles
@@ -47,7 +47,7 @@ def read_samples(
                 "ask for an effort, or leave the text out"
             )
         return None
-    tokenizer = Tokenizer(files.tokenizer, bos=files.bos, eos=files.eos, add_bos=files.add_bos, special=files.special)
+    tokenizer = build_tokenizer(files.tokenizer, files)
     templates = check_templates(files.chat_template, files.chat_templates, files.special)
     found = None if path is None else Path(path)
     return text.read(found, tokenizer, templates, context=context, measured=measured)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from edge.chat import ChatTemplate
-from edge.errors import BundleError, OptionError
+from edge.errors import FormatError, OptionError
 from edge.tokenizer import Tokenizer
 
 BOS, IM_START, IM_END = 1, 3, 4
@@ -305,7 +305,7 @@ def test_a_template_that_fails_is_one_clear_error(source: str, reason: str) -> N
 
 
 def test_a_template_that_is_not_jinja_is_the_bundles_fault() -> None:
-    with pytest.raises(BundleError, match="not valid, line 2: "):
+    with pytest.raises(FormatError, match="not valid, line 2: "):
         ChatTemplate("a\n{% if %}", {})
 
 
@@ -315,7 +315,7 @@ def test_a_template_that_is_not_jinja_is_the_bundles_fault() -> None:
     "{{ " + "-" * 3000 + "1 }}",
 ])  # fmt: skip
 def test_a_template_that_is_nested_too_deeply_is_the_bundles_fault(source: str) -> None:
-    with pytest.raises(BundleError, match="the chat template is not valid: it is nested too deeply"):
+    with pytest.raises(FormatError, match="the chat template is not valid: it is nested too deeply"):
         ChatTemplate(source, {})
 
 

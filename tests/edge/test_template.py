@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from edge.chat import ChatTemplate, ChatTemplates
-from edge.errors import BundleError, UnsupportedError
+from edge.errors import FormatError, UnsupportedError
 from edge.options import RuntimeOptions
 from edge.pipeline import Pipeline
 from edge.template.template import Template
@@ -97,7 +97,7 @@ def test_n19_a_template_that_would_not_end_is_stopped(source: str) -> None:
     template = ChatTemplate(source, {}, steps=50_000)  # a small part of what is allowed, to be quick
     tracemalloc.start()
     try:
-        with pytest.raises(BundleError, match=r"^the chat template of this model was stopped: it (?!takes)[^\n]*$"):
+        with pytest.raises(FormatError, match=r"^the chat template of this model was stopped: it (?!takes)[^\n]*$"):
             template.render(ASKED)
         assert tracemalloc.get_traced_memory()[1] < 100_000_000
     finally:
@@ -123,7 +123,7 @@ def test_n19_the_bound_holds_in_a_thread_and_grows_with_what_is_given() -> None:
     found: list[str] = []
 
     def render() -> None:
-        with pytest.raises(BundleError, match="far more work"):
+        with pytest.raises(FormatError, match="far more work"):
             ChatTemplate(TWICE + ENDS, {}, steps=50_000).render(ASKED)
         found.append("stopped")
 
@@ -153,7 +153,7 @@ def test_n19_an_answer_may_be_cancelled_while_its_template_renders(opened: OpenS
     cancel.set()
     result = pipeline.complete("hi", cancel=cancel)
     assert (result.finish_reason, result.text, result.prompt_tokens) == ("cancel", "", 0)
-    with pytest.raises(BundleError, match="stopped"):
+    with pytest.raises(FormatError, match="stopped"):
         pipeline.complete("hi")
 
 
@@ -185,9 +185,9 @@ def test_n19_time_is_bound_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     ("x" * 1_000_001, "1000001 characters"),
 ])  # fmt: skip
 def test_n27_a_template_that_does_not_compile_is_named(source: str, message: str) -> None:
-    with pytest.raises(BundleError, match=f"^the chat template is not valid.*{message}"):
+    with pytest.raises(FormatError, match=f"^the chat template is not valid.*{message}"):
         ChatTemplates({"default": source}, {})
-    with pytest.raises(BundleError, match=r"^the chat template 'rag' is not valid"):
+    with pytest.raises(FormatError, match=r"^the chat template 'rag' is not valid"):
         ChatTemplates({"default": "x", "rag": source}, {})
     assert ChatTemplate("{{ 'a' if true else x | nothing }}", {}).render(ASKED) == "a"  # perhaps never used
 

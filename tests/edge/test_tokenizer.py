@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from edge.errors import BundleError, OptionError
-from edge.tokenizer import ControlTokens, Tokenizer
+from edge.control_tokens import ControlTokens
+from edge.errors import FormatError, OptionError
+from edge.tokenizer import Tokenizer
 from tests.corpus import TEXTS
 
 BOS, EOS = 1, 2
@@ -179,14 +180,14 @@ def test_a_file_equals_its_text(byte_level: tokenizers.Tokenizer, tmp_path: Path
 def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(text)
-    with pytest.raises(BundleError, match=r"tokenizer\.json cannot be read"):
+    with pytest.raises(FormatError, match=r"tokenizer\.json cannot be read"):
         Tokenizer(path, bos=None, eos=(), add_bos=False, special={})
 
 
 def test_ids_that_the_file_lacks_are_named(byte_level: tokenizers.Tokenizer) -> None:
-    with pytest.raises(BundleError, match="eos id 9999 is not in the tokenizer, which has 340 tokens"):
+    with pytest.raises(FormatError, match="eos id 9999 is not in the tokenizer, which has 340 tokens"):
         make(byte_level, eos=(2, 9999))
-    with pytest.raises(BundleError, match="none is named"):
+    with pytest.raises(FormatError, match="none is named"):
         make(byte_level, bos=None, add_bos=True)
 
 
