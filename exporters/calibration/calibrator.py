@@ -85,11 +85,14 @@ class _Calibrator:
             if name in first or name not in linear:
                 yield from self._encode([weight])
         self._start()
-        for segment in segments:
-            moment = self._moment(segment, self._read_made)
-            wanted = [op.attrs.weight for op in segment.group if op.attrs.weight.name not in first]
-            for weight in wanted:
-                self._plans[weight.name] = replace(self._plans[weight.name], statistics=moment)
+        groups = [[op.attrs.weight for op in item.group if op.attrs.weight.name not in first] for item in segments]
+        counted = [needed({weight.name: self._plans[weight.name] for weight in group}) for group in groups]
+        last = max((index for index, count in enumerate(counted) if count), default=-1)
+        for index, (segment, wanted) in enumerate(zip(segments, groups, strict=True)):
+            if index <= last:  # behind it nothing needs the samples
+                moment = self._moment(segment, self._read_made, count=counted[index])
+                for weight in wanted:
+                    self._plans[weight.name] = replace(self._plans[weight.name], statistics=moment)
             self._made.clear()
             for rows in self._encode(wanted):
                 self._keep(rows)

@@ -32,7 +32,7 @@ from edge.ops import (
 )
 from exporters import threads
 from exporters.reference import attention, experts, rows
-from exporters.reference.state import Array, Positions, Reader, Step, Visibility, WeightCache
+from exporters.reference.state import Array, Kept, Positions, Reader, Step, Visibility, WeightCache
 
 __all__ = ["KEEP_LIMIT", "Array", "Observer", "Reader", "Reference", "Visibility"]
 
@@ -75,7 +75,7 @@ class Reference:
 
     def reset(self) -> None:
         self._length = 0
-        self._kept: dict[str, list[Array]] = {}
+        self._kept: dict[str, Kept] = {}
 
     def run(self, tokens: Sequence[int], *, last: bool = False, observe: Observer | None = None) -> Array:
         """Logits of the new tokens, [tokens, vocab], or of the last one alone, [1, vocab]."""

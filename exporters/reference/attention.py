@@ -10,6 +10,8 @@ import numpy.typing as npt
 from edge.ops import Attention, LatentAttention, Rope
 from exporters.reference.state import Array, Step
 
+_SCORES = 1 << 22  # at a time
+
 
 def rotate(step: Step, attrs: Rope, inputs: Sequence[Array]) -> Array:
     """Rotate pair (i, i + rotary/2) of each head by its position's angle."""
@@ -28,14 +30,17 @@ def attend(step: Step, attrs: Attention, inputs: Sequence[Array]) -> Array:
     q, k, v = (x.reshape(len(x), -1, attrs.dim) for x in inputs)
     keys, values = step.keep(f"{attrs.layer}.key", k), step.keep(f"{attrs.layer}.value", v)
     seen = _seen(step, attrs.group, len(keys))
-    group = attrs.heads // attrs.kv_heads
-    out = np.empty_like(q)
-    for head in range(attrs.heads):
-        scores = (q[:, head] @ keys[:, head // group].T) * np.float32(attrs.scale)
+    shared = attrs.heads // attrs.kv_heads
+    queries = q.reshape(len(q), attrs.kv_heads, shared, attrs.dim).transpose(1, 2, 0, 3)
+    out = np.empty_like(queries)  # [kv_heads, shared, n, dim]
+    block = max(1, _SCORES // (shared * seen.size))
+    for start in range(0, attrs.kv_heads, block):
+        part = slice(start, start + block)
+        scores = (queries[part] @ keys[:, part].transpose(1, 2, 0)[:, None]) * np.float32(attrs.scale)
         if attrs.softcap:
             scores = np.float32(attrs.softcap) * np.tanh(scores / np.float32(attrs.softcap))
-        out[:, head] = _softmax(scores, seen) @ values[:, head // group]
-    return out.reshape(len(q), -1)
+        out[part] = _softmax(scores, seen) @ values[:, part].transpose(1, 0, 2)[:, None]
+    return out.transpose(2, 0, 1, 3).reshape(len(q), -1)
 
 
 def attend_latents(step: Step, attrs: LatentAttention, inputs: Sequence[Array]) -> Array:
@@ -60,5 +65,5 @@ def _seen(step: Step, group: int, kept: int) -> npt.NDArray[np.bool_]:
 
 def _softmax(scores: Array, seen: npt.NDArray[np.bool_]) -> Array:
     scores = np.where(seen, scores, -np.inf)
-    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(scores / scores.sum(axis=-1, keepdims=True))

@@ -77,17 +77,34 @@ class WeightCache:
         return out
 
 
+class Kept:
+    """Rows that are kept of tokens, the latest last. Its memory doubles when it is full."""
+
+    def __init__(self) -> None:
+        self._rows = np.empty(0, np.float32)
+        self._count = 0
+
+    def add(self, new: Array) -> Array:
+        """All rows, the new ones last; a view that is true until the next call."""
+        count = self._count + len(new)
+        if count > len(self._rows):
+            grown = np.empty((max(count, 2 * len(self._rows)), *new.shape[1:]), np.float32)
+            if self._count:
+                grown[: self._count] = self._rows[: self._count]
+            self._rows = grown
+        self._rows[self._count : count] = new
+        self._count = count
+        return self._rows[:count]
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """New tokens of one sequence at `positions`, and what the layers have kept of those before them.
-
-    `kept` has a list of arrays for each name, one entry a step; an attention appends its own to them.
-    """
+    """New tokens of one sequence at `positions`, and what the layers have `kept` of those before them, by name."""
 
     spec: DecoderSpec
     weights: WeightCache
     positions: Positions
-    kept: dict[str, list[Array]]
+    kept: dict[str, Kept]
     visible: Visibility
     context: int
 
@@ -96,6 +113,4 @@ class Step:
 
     def keep(self, name: str, new: Array) -> Array:
         """All rows kept under a name so far, the new ones last."""
-        rows = self.kept.setdefault(name, [])
-        rows.append(new)
-        return np.concatenate(rows)
+        return self.kept.setdefault(name, Kept()).add(new)
