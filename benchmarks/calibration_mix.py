@@ -1,23 +1,30 @@
-"""Writes the exporter's built-in calibration text: answers of the default model to the requests below.
+"""Writes the exporter's built-in calibration text: articles, and answers of the default model to the requests below.
 
-    python -m benchmarks.calibration_mix OUT.jsonl
+    python -m benchmarks.calibration_mix WIKITEXT.txt OUT.jsonl
 
-A text that the model wrote itself belongs to nobody else and lies where models like it work. Each line of the result
-is {"domain": …, "text": …}. Seeded: the same bundle, runtime and machine write the same text.
+WIKITEXT.txt is the validation set of WikiText-2 with its raw tokens: the beginning of each article is taken, and the
+marks of its tokenization are undone (exporters/calibration/mix.LICENSE). Each line of the result is
+{"domain": …, "text": …}. Seeded: the same bundle, runtime and machine write the same answers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 import edge
+from benchmarks import wikitext
 from edge.options import GenerateOptions
 
 MODEL = "smollm2-135m-instruct"
-TOKENS = 320
+TOKENS = 320  # of an answer
+ARTICLE = 1_500  # characters of one, at most
+_TITLE = re.compile(r"^ = [^=].* = \n", re.MULTILINE)
+_ANSWERS = {"prose": 12, "code": 24, "dialogue": 24}
 _PROSE = (
     "Write an encyclopedia article about {}, with dates, places and names.",
     "Write the opening pages of a novel that is set around {}.",
@@ -65,13 +72,31 @@ def requests() -> Iterator[tuple[str, str]]:
                 yield domain, wanted[index]
 
 
-def main() -> int:
-    out = Path(sys.argv[1])
-    with edge.load(MODEL) as pipeline, out.open("w", encoding="utf-8", newline="\n") as file:
+def answers() -> Iterator[tuple[str, str]]:
+    """(domain, text) of each answer that is kept."""
+    left = dict(_ANSWERS)
+    with edge.load(MODEL) as pipeline:
         for seed, (domain, wanted) in enumerate(requests()):
-            options = GenerateOptions(max_tokens=TOKENS, temperature=0.7, top_p=0.95, seed=seed)
-            found = pipeline.complete(wanted, options)
-            file.write(json.dumps({"domain": domain, "text": found.text}, ensure_ascii=False) + "\n")
+            if left[domain]:
+                left[domain] -= 1
+                options = GenerateOptions(max_tokens=TOKENS, temperature=0.7, top_p=0.95, seed=seed)
+                yield domain, pipeline.complete(wanted, options).text
+
+
+def articles(path: Path) -> Iterator[tuple[str, str]]:
+    """(domain, text) of the beginning of each article, whole paragraphs."""
+    text = wikitext.read(path)
+    starts = [found.start() for found in _TITLE.finditer(text)]
+    for start, stop in pairwise([*starts, len(text)]):
+        article = text[start:stop]
+        yield "encyclopedia", article[: article.rindex("\n", 0, ARTICLE) + 1].strip()
+
+
+def main() -> int:
+    articles_of, out = map(Path, sys.argv[1:])
+    with out.open("w", encoding="utf-8", newline="\n") as file:
+        for domain, text in chain(articles(articles_of), answers()):
+            file.write(json.dumps({"domain": domain, "text": text}, ensure_ascii=False) + "\n")
             file.flush()
     return 0
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import models, peers, tables
+from benchmarks import models, peers, tables, wikitext
 from edge import graph as graphs
 from edge.bundle import Bundle, open_bundle
 from edge.kv import KvDtype
@@ -39,7 +39,6 @@ from exporters.reference import Reader, Reference
 
 TEXT = Path(__file__).parent / "wikitext2-test.txt"
 LENGTH = 512
-_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": ".", "<unk>": "unk"}
 _HEAD = ("", "MB", "mean KL", "99% KL", "top-1 same", "perplexity")
 
 Model = Callable[[list[int]], Logits]  # ids → logits of each, [ids, vocab]
@@ -47,11 +46,8 @@ Model = Callable[[list[int]], Logits]  # ids → logits of each, [ids, vocab]
 
 def chunks(bundle: Bundle) -> list[list[int]]:
     """The text's chunks of ids for a model."""
-    text = TEXT.read_text(encoding="utf-8")
-    for mark, plain in _MARKS.items():
-        text = text.replace(mark, plain)
     tokenizer = open_tokenizer(bundle)
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(wikitext.read(TEXT))
     count = 4 if bundle.spec.vocab_size > 200_000 else 8
     if len(ids) < count * LENGTH:
         raise SystemExit(f"{TEXT.name} is {len(ids)} tokens for this model; {count * LENGTH} are needed")

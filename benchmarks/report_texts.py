@@ -15,17 +15,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks import wikitext
+
 SIZE = 40_000  # characters: 8,192 tokens of a large vocabulary and some more
-_MARKS = {" @-@ ": "-", " @,@ ": ",", " @.@ ": ".", "<unk>": "unk"}
 _DIGITS, _LEAST = 1 / 40, 600  # share of digits, and characters of a dialogue
 _FILES, _EACH = 11, 5  # files, and dialogues of each
-
-
-def prose(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    for mark, plain in _MARKS.items():
-        text = text.replace(mark, plain)
-    return text[: text.rindex("\n", 0, SIZE) + 1]
 
 
 def dialogues(folder: Path) -> Iterator[str]:
@@ -41,9 +35,12 @@ def dialogues(folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    folder, wikitext, out = map(Path, sys.argv[1:])
+    folder, raw, out = map(Path, sys.argv[1:])
     whole = "\n\n".join(dialogues(folder)) + "\n"
-    for name, text in {"prose": prose(wikitext), "dialogue": whole[: whole.rindex("\n", 0, SIZE) + 1]}.items():
+    for name, text in {
+        "prose": wikitext.beginning(raw, SIZE),
+        "dialogue": whole[: whole.rindex("\n", 0, SIZE) + 1],
+    }.items():
         (out / f"{name}.txt").write_text(text, encoding="utf-8", newline="\n")
     return 0
 

@@ -24,7 +24,7 @@ from edge.tokenizer import build_tokenizer
 from exporters import calibration, gate, native_precision, parity, quality, targets
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
-from exporters.calibration import calibrator
+from exporters.calibration import Samples, calibrator
 from exporters.calibration.text import Calibration
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.added_tokens import fit_rows
@@ -55,7 +55,7 @@ class _Described:
     graph: Graph
     recipe: Recipe
     plans: Mapping[str, Plan]
-    calibration: Calibration | None
+    samples: Samples | None
     files: TokenizerFiles
     targets: tuple[str, ...]
     notes: tuple[str, ...]
@@ -72,9 +72,13 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
         with BundleFolder(Path(out)) as folder:
             report("describe", 0.0)
             found = _describe(checkpoint, options.get("name") or folder.destination.stem, options)
-            zeros = _write_weights(found, folder.path, report)
+            calibrated = _read_samples(found, report)
+            zeros = _write_weights(found, calibrated, folder.path, report)
             _write_texts(folder.path, found.files)
-            draft = Bundle(folder.path, replace(found.draft, files=_sums(folder.path, bundles.TOKENIZER)))
+            recipe = found.recipe.to_json() | ({"calibration": calibrated.to_json()} if calibrated else {})
+            draft = Bundle(
+                folder.path, replace(found.draft, recipe=recipe, files=_sums(folder.path, bundles.TOKENIZER))
+            )
             report("reference", 0.0)
             reference = parity.Parity(draft, found.model.weights) if parity.affordable(draft) else None
             report("reference", 1.0)
@@ -101,14 +105,25 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     return bundles.open_bundle(published)
 
 
-def _write_weights(found: _Described, folder: Path, report: Progress) -> tuple[str, ...]:
+def _read_samples(found: _Described, report: Progress) -> Calibration | None:
+    """The text to calibrate on, which a model that writes its own does here."""
+    if found.samples is None:
+        return None
+    report("read text", 0.0)
+    samples = found.samples(lambda share: report("read text", share))
+    report("read text", 1.0)
+    return samples
+
+
+def _write_weights(
+    found: _Described, calibrated: Calibration | None, folder: Path, report: Progress
+) -> tuple[str, ...]:
     """The payload, calibrated where a method needs it; the matrices that are nothing but zeros."""
     path = folder / bundles.WEIGHTS
-    if found.calibration is None:
+    if calibrated is None:
         return write_weights(path, found.graph, found.plans, lambda share: report("quantize", share))
     report("calibrate", 0.0)
-    samples = found.calibration.samples
-    with contextlib.closing(calibrator.encode(found.graph, found.plans, samples, folder)) as encoded:
+    with contextlib.closing(calibrator.encode(found.graph, found.plans, calibrated.samples, folder)) as encoded:
         return write_weights(path, found.graph, found.plans, lambda share: report("calibrate", share), encoded)
 
 
@@ -128,16 +143,14 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
     wanted, notes = targets.choose(graph, options.get("targets"))
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
     measured = (texts.read(parity.TEXT), *held_out.measured())
-    samples = calibration.read_samples(
-        options.get("calibration"), plans, files, context=model.spec.context, measured=measured
-    )
+    samples = calibration.choose(options.get("calibration"), model, plans, files, measured=measured)
     enders = {str(token): places for token, places in files.enders.items()}
     layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}
     draft = Manifest(
         name=name,
         spec=model.spec,
         schemes={key: layout for key, layout in layouts.items() if layout != "float32"},
-        recipe=recipe.to_json() | ({"calibration": samples.to_json()} if samples else {}),
+        recipe=recipe.to_json(),
         tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, enders),
         graphs={},
         kv=_describe_kv(model),

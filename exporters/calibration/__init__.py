@@ -1,18 +1,20 @@
 """Calibration: what an export does beyond rounding, by the effort that it was asked for, and on which text.
 
-text        the samples
+text        the samples of a text
+own         the samples that the model writes
 calibrator  the quantized model, segment by segment, on its own inputs
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edge.chat import check_templates
 from edge.errors import OptionError
 from edge.tokenizer import build_tokenizer
-from exporters.calibration import calibrator, text
+from exporters.architectures import Model
+from exporters.calibration import calibrator, own, text
 from exporters.calibration.text import Calibration
 from exporters.checkpoint import TokenizerFiles
 from exporters.payload_writer import Plan
@@ -21,6 +23,8 @@ from exporters.quant.method import DEFAULT
 # The method of a recipe's rules that name none.
 EFFORTS = {"none": DEFAULT, "medium": "gptq"}
 NO_EFFORT = "none"
+Progress = Callable[[float], None]
+Samples = Callable[[Progress], Calibration]
 
 
 def method_of(effort: str) -> str:
@@ -30,24 +34,27 @@ def method_of(effort: str) -> str:
     return EFFORTS[effort]
 
 
-def read_samples(
-    path: str | Path | None,
-    plans: Mapping[str, Plan],
-    files: TokenizerFiles,
-    *,
-    context: int,
-    measured: Sequence[str],
-) -> Calibration | None:
-    """What to calibrate on, None where no plan needs it. Raises what `text.read` does, and OptionError for a text that
-    nothing would be done with."""
+def choose(
+    source: str | Path | None, model: Model, plans: Mapping[str, Plan], files: TokenizerFiles,
+    *, measured: Sequence[str],
+) -> Samples | None:  # fmt: skip
+    """What to calibrate on, None where no plan needs it: the built-in mix, a text, or the model's own text.
+
+    A text is read here. Raises what `text.read` does, and OptionError for a source that nothing would be done with, or
+    a model that is too large to write its own text.
+    """
     if not calibrator.needed(plans):
-        if path is not None:
+        if source is not None:
             raise OptionError(
-                f"calibration text {path} would not be used: no matrix is quantized by a method that needs one; "
+                f"calibration text {source} would not be used: no matrix is quantized by a method that needs one; "
                 "ask for an effort, or leave the text out"
             )
         return None
     tokenizer = build_tokenizer(files.tokenizer, files)
+    if str(source) == own.NAME:
+        own.check(model)
+        return lambda progress: own.read(model, tokenizer, measured, progress)
     templates = check_templates(files.chat_template, files.chat_templates, files.special)
-    found = None if path is None else Path(path)
-    return text.read(found, tokenizer, templates, context=context, measured=measured)
+    path = None if source is None else Path(source)
+    found = text.read(path, tokenizer, templates, context=model.spec.context, measured=measured)
+    return lambda progress: found

@@ -7,41 +7,47 @@ position, so that a matrix is read once for all of them.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edge import graph as graphs
+from edge.errors import OptionError
 from edge.graph import LOGITS, TOKENS, Graph
 from edge.ops import OPS, Attention, Op, Select
 from edge.options import GenerateOptions
 from edge.sampling import Sampler
 from edge.tokenizer import Tokenizer
-from exporters.calibration import threads
+from exporters import threads
+from exporters.architectures import Model
+from exporters.calibration import cost, text
+from exporters.calibration.text import Calibration
 from exporters.calibration.walk import by_window
 from exporters.reference import EVALUATORS
 from exporters.reference.state import Array, Kept, Reader, Step, WeightCache
 
+NAME = "self"  # in the place of a text's
 _TOGETHER = 16  # sequences a thread works on
-_OPTIONS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+_OPTIONS = GenerateOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 _LEAST_LETTERS = 3
 
 Progress = Callable[[float], None]
 
 
 def write(
-    graph: Graph, read: Reader, tokenizer: Tokenizer, *, count: int, length: int, seed: int, workers: int,
-    progress: Progress,
+    graph: Graph, read: Reader, tokenizer: Tokenizer, *, size: tuple[int, int], seed: int, progress: Progress
 ) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """`count` sequences of `length` ids. They depend on the weights and the seed, not on the number of workers.
+    """Sequences of ids, `size` = (how many, of what length). They depend on the weights and the seed, not on the number of threads.
 
     A sequence begins with a bos if the tokenizer adds one, and a word drawn from the vocabulary; where the model ends
     its text, another word begins the next.
     """
     weights = WeightCache(read, keep=True)
+    count, length = size
     words = _words(tokenizer, graph.spec.vocab_size)
     batches = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
     done = [0] * len(batches)
@@ -60,9 +66,31 @@ def write(
             progress(sum(done) / (count * length))
         return [writer.ids for writer in writers]
 
-    with threads.single() as single, ThreadPoolExecutor(workers if single else 1) as pool:
+    with threads.pool() as pool:
         found = list(pool.map(run, range(len(batches))))
     return tuple(tuple(ids) for batch in found for ids in batch)
+
+
+def check(model: Model) -> None:
+    """Raise OptionError for a model that is too large: its weights are read again for each token."""
+    needed, found = 4 * graphs.build(model.spec).parameters, cost.memory()
+    if found is not None and needed > found / 2:
+        raise OptionError(
+            f"to write its own text the model takes {needed / 1e9:.1f} GB of memory in float32, and at most half of "
+            f"the {found / 1e9:.1f} GB here may be taken; give --calibration a text, or leave it out"
+        )
+
+
+def read(model: Model, tokenizer: Tokenizer, measured: Sequence[str], progress: Progress) -> Calibration:
+    """As many samples as are taken of a text. Raises what `text.check_apart` does, and NumericsError for bad logits."""
+    graph = graphs.build(model.spec)
+    length = min(text.LENGTH, model.spec.context)
+    samples = write(
+        graph, lambda name, start, stop: model.weights[name].read(start, stop), tokenizer,
+        size=(max(1, text.TOKENS // length), length), seed=text.SEED, progress=progress,
+    )  # fmt: skip
+    text.check_apart(NAME, map(tokenizer.decode, samples), measured)
+    return Calibration(NAME, hashlib.sha256(np.asarray(samples, "<i8").tobytes()).hexdigest(), samples)
 
 
 class _Writer:
@@ -70,7 +98,7 @@ class _Writer:
 
     def __init__(self, tokenizer: Tokenizer, words: npt.NDArray[np.int64], vocab: int, seed: tuple[int, int]) -> None:
         rng = np.random.default_rng(seed)
-        options = GenerateOptions(seed=int(rng.integers(1 << 53)), **_OPTIONS)
+        options = replace(_OPTIONS, seed=int(rng.integers(1 << 53)))
         self._sampler = Sampler(options, vocab, padded=tokenizer.padded(vocab))
         self._prefix, self._eos = tokenizer.with_bos([]), tokenizer.eos
         self._words, self._rng = words, rng

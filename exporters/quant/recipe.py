@@ -139,9 +139,11 @@ def _choose(rule: Rule, weight: Weight, source: SourceTensor) -> Choice:
     """What a rule makes of a weight, or of one head of it."""
     head_dim, carried = weight.head_dim, rule.carry and source.scheme is not None
     scheme = source.scheme if carried else payload.parse_scheme(rule.scheme)
-    name = rule.scheme if scheme is None else scheme.name
     method = "carry" if carried else rule.method
-    if scheme is None or _axis(weight) != "columns" or head_dim % scheme.group == 0:
+    if scheme is None:  # stored as it is: there is nothing to choose
+        return Choice.of(rule.scheme)
+    name = scheme.name
+    if _axis(weight) != "columns" or head_dim % scheme.group == 0:
         return Choice.of(name, method)
     if carried:  # the source's groups are what they are
         return Choice.of(name, method, _straddling(scheme, head_dim))

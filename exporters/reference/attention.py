@@ -64,6 +64,9 @@ def _seen(step: Step, group: int, kept: int) -> npt.NDArray[np.bool_]:
 
 
 def _softmax(scores: Array, seen: npt.NDArray[np.bool_]) -> Array:
-    scores = np.where(seen, scores, -np.inf)
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(scores / scores.sum(axis=-1, keepdims=True))
+    """Over the last axis, in place."""
+    np.copyto(scores, -np.inf, where=~seen)
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
