@@ -21,7 +21,8 @@ class ExportOptions(TypedDict, total=False):
     targets      what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
     effort       how codes are found where the recipe does not say: "none" rounds each number to the nearest one (the
                  default), "medium" calibrates: minutes instead of seconds, and far closer to the source
-    calibration  a text or JSONL file to calibrate on; by default a built-in mix of prose, code and dialogue
+    calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
+                 mix of prose, code and dialogue
     gate         conditions such as "kl<=0.12,top1>=0.80" (see exporters.gate), without which nothing is published
     progress     gets a stage and the share of it that is done
     """

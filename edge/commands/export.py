@@ -61,7 +61,10 @@ class Export:
     ] = None
     calibration: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.txt|FILE.jsonl", help="What to calibrate on. [default: a built-in mix]"),
+        typer.Option(
+            metavar="self|FILE.txt|FILE.jsonl",
+            help="What to calibrate on; self: what the model writes. [default: a built-in mix]",
+        ),
     ] = None
     gate: Annotated[
         str | None,

@@ -31,7 +31,7 @@ from exporters.reference import EVALUATORS
 from exporters.reference.state import Array, Kept, Reader, Step, WeightCache
 
 NAME = "self"  # in the place of a text's
-_TOGETHER = 16  # sequences a thread works on
+TOGETHER = 16  # sequences a thread works on
 _OPTIONS = GenerateOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 _LEAST_LETTERS = 3
 
@@ -41,15 +41,15 @@ Progress = Callable[[float], None]
 def write(
     graph: Graph, read: Reader, tokenizer: Tokenizer, *, size: tuple[int, int], seed: int, progress: Progress
 ) -> tuple[tuple[int, ...], ...]:  # fmt: skip
-    """Sequences of ids, `size` = (how many, of what length). They depend on the weights and the seed, not on the number of threads.
+    """Sequences of ids, `size` = (how many, of what length). The number of threads does not change them.
 
     A sequence begins with a bos if the tokenizer adds one, and a word drawn from the vocabulary; where the model ends
     its text, another word begins the next.
     """
-    weights = WeightCache(read, keep=True)
+    weights, visible = WeightCache(read, keep=True), by_window(graph)
     count, length = size
     words = _words(tokenizer, graph.spec.vocab_size)
-    batches = [range(start, min(start + _TOGETHER, count)) for start in range(0, count, _TOGETHER)]
+    batches = [range(start, min(start + TOGETHER, count)) for start in range(0, count, TOGETHER)]
     done = [0] * len(batches)
 
     def run(number: int) -> list[list[int]]:
@@ -57,7 +57,8 @@ def write(
         kept: list[dict[str, Kept]] = [{} for _ in writers]
         for position in range(length):
             if position:
-                logits = _forward(graph, weights, kept, [writer.ids[-1] for writer in writers], position - 1)
+                step = Step(graph.spec, weights, np.full(len(writers), position - 1), {}, visible, length)
+                logits = _forward(graph, step, kept, [writer.ids[-1] for writer in writers])
                 for writer, row in zip(writers, logits, strict=True):
                     writer.logits = row
             for writer in writers:
@@ -132,13 +133,9 @@ def _by_rank(count: int, u: float) -> int:
     return min(int((count + 1.0) ** u) - 1, count - 1)
 
 
-def _forward(
-    graph: Graph, weights: WeightCache, kept: Sequence[dict[str, Kept]], tokens: Sequence[int], position: int
-) -> Array:
+def _forward(graph: Graph, step: Step, kept: Sequence[dict[str, Kept]], tokens: Sequence[int]) -> Array:
     """Logits after one more token of each sequence, [sequences, vocab]."""
-    count = len(tokens)
     values: dict[str, Any] = {TOKENS: np.asarray(tokens, np.int64)}
-    step = Step(graph.spec, weights, np.full(count, position, np.int64), {}, by_window(graph), position + 1)
     for op in graph.ops:
         inputs = [values[name] for name in op.inputs]
         if isinstance(op.attrs, Select):

@@ -195,7 +195,8 @@ def test_q5_memory_does_not_grow_with_the_samples(
             pass
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.15 * peaks[0]
+    more = (peaks[1] - peaks[0]) / 84
+    assert more < 64 * model.spec.hidden_size * 4 / 4  # a quarter of one value of the sample: its place in the tables
     assert not list(tmp_path.glob(".values*"))
 
 
