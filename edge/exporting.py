@@ -24,6 +24,8 @@ class ExportOptions(TypedDict, total=False):
     calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
                  mix of prose, code and dialogue
     gate         conditions such as "kl<=0.12,top1>=0.80" (see exporters.gate), without which nothing is published
+    contexts     context lengths of the functions of a Core ML package, multiples of 32; by default 512 and 2048
+    minimum_os   the oldest system that a Core ML package must run on, such as "iOS18", the oldest that there is
     progress     gets a stage and the share of it that is done
     """
 
@@ -33,6 +35,8 @@ class ExportOptions(TypedDict, total=False):
     effort: str | None
     calibration: str | Path | None
     gate: str | None
+    contexts: Sequence[int] | None
+    minimum_os: str | None
     progress: Callable[[str, float], None] | None
 
 

@@ -34,6 +34,7 @@ from exporters.payload_writer import Plan, write_weights
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Recipe
 from exporters.report import texts as held_out
+from exporters.targets import Asked
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from edge.exporting import ExportOptions
 
 Progress = Callable[[str, float], None]
-_TOOLS = ("numpy", "onnx", "onnxruntime", "tokenizers")
+_TOOLS = ("coremltools", "numpy", "onnx", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class _Described:
     samples: Samples | None
     files: TokenizerFiles
     targets: tuple[str, ...]
+    asked: Asked
     notes: tuple[str, ...]
     draft: Manifest
 
@@ -87,7 +89,10 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
             precision = native_precision.choose(draft, reference, found.recipe.activation_kl)
             artefacts = {"payload": parity.PAYLOAD, **artefacts}
-            manifest = replace(draft.manifest, graphs=graph_table, artefacts=artefacts, precision=precision)
+            systems = {system: version for item in emitted for system, version in item.minimum_os.items()}
+            manifest = replace(
+                draft.manifest, graphs=graph_table, artefacts=artefacts, precision=precision, minimum_os=systems
+            )
             report("compare", 0.0)
             made = Bundle(folder.path, manifest)
             compared = None if reference is None else reference.report(made)
@@ -140,7 +145,8 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         for source in [model.weights[weight.name]]
     }
     plans = calibrator.settle(graph, chosen)
-    wanted, notes = targets.choose(graph, options.get("targets"))
+    wishes = _asked(options)
+    wanted, notes = targets.choose(graph, options.get("targets"), wishes)
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
     measured = (texts.read(parity.TEXT), *held_out.measured())
     samples = calibration.choose(options.get("calibration"), model, plans, files, measured=measured)
@@ -158,7 +164,12 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         sampling=checkpoint.sampling(),
     )
     _check_opening(checkpoint, draft, files)
-    return _Described(model, graph, recipe, plans, samples, files, wanted, notes, draft)
+    return _Described(model, graph, recipe, plans, samples, files, wanted, wishes, notes, draft)
+
+
+def _asked(options: ExportOptions) -> Asked:
+    contexts = options.get("contexts")
+    return Asked(None if contexts is None else tuple(contexts), options.get("minimum_os"))
 
 
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:
@@ -202,7 +213,8 @@ def _write_texts(folder: Path, files: TokenizerFiles) -> None:
 
 def _emit(found: _Described, draft: Bundle, reference: parity.Parity | None, report: Progress) -> list[targets.Emitted]:
     """Every target's files, written into the draft's folder."""
-    context = targets.Context(draft, reference, found.recipe.activation_kl)
+    largest = None if reference is None else reference.largest
+    context = targets.Context(draft, reference, found.recipe.activation_kl, found.asked, largest)
     emitted = []
     for index, name in enumerate(found.targets):
         report("emit", index / len(found.targets))

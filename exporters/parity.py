@@ -25,7 +25,8 @@ from edge.runtime import Runtime, open_runtime, support
 from edge.session import Session
 from edge.tokenizer import open_tokenizer
 from exporters.checkpoint import SourceTensor
-from exporters.reference import KEEP_LIMIT, Array, Reader, Reference
+from exporters.ranges import Ranges
+from exporters.reference import KEEP_LIMIT, Array, Observer, Reader, Reference
 
 TEXT = Path(__file__).parent / "parity.txt"
 TOKENS = 128
@@ -52,22 +53,27 @@ def _log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 class Parity:
-    """The reference's logits for a bundle and for its source if there is one, [tokens, vocab], and what differs."""
+    """The reference's logits for a bundle and for its source if there is one, [tokens, vocab], and what differs.
+
+    `largest` is the largest magnitude of each value of the graph, by the bundle's weights (see exporters.ranges).
+    """
 
     def __init__(
         self, bundle: Bundle, source: Mapping[str, SourceTensor] | None = None, *, tokens: int = TOKENS
     ) -> None:
         """Raises CheckpointError for a source that computes nothing: all logits alike, or not finite."""
         self.ids = sample_ids(bundle, tokens)
-        self._expected = self._reference(bundle, bundle.weights.read)
+        ranges = Ranges(bundle.graph)
+        self._expected = self._reference(bundle, bundle.weights.read, ranges)
+        self.largest = ranges.largest
         self._source = None if source is None else self._reference(bundle, source_reader(source))
         for logits in (self._expected,) if self._source is None else (self._source, self._expected):
             if fault := _fault(logits):
                 raise CheckpointError(f"the model's logits are {fault}: the checkpoint is damaged")
 
-    def _reference(self, bundle: Bundle, read: Reader) -> Array:
+    def _reference(self, bundle: Bundle, read: Reader, observe: Observer | None = None) -> Array:
         # Each weight is used once, so dequantized weights are not kept; the context is the one that `run_graph` plans.
-        return Reference(bundle.graph, read, context=len(self.ids), keep=False).run(self.ids)
+        return Reference(bundle.graph, read, context=len(self.ids), keep=False).run(self.ids, observe=observe)
 
     def exact(self, bundle: Bundle, runtime: str) -> Comparison:
         """A runtime with float activations. Raises NumericsError when it does not agree with the reference."""

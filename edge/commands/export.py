@@ -50,7 +50,16 @@ class Export:
     ] = None
     targets: Annotated[
         str | None,
-        typer.Option(metavar="onnx|none", help="What to make besides the payload. [default: all that can be made]"),
+        typer.Option(
+            metavar="onnx,coreml|none", help="What to make besides the payload. [default: onnx, where it can be made]"
+        ),
+    ] = None
+    contexts: Annotated[
+        str | None,
+        typer.Option(metavar="512,2048", help="Context lengths of a Core ML package's functions."),
+    ] = None
+    minimum_os: Annotated[
+        str | None, typer.Option(metavar="iOS18", help="The oldest system that a Core ML package must run on.")
     ] = None
     effort: Annotated[
         str | None,
@@ -95,7 +104,8 @@ class Export:
         with terminal.progress() as progress:
             bundle = edge.export(
                 self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
-                calibration=self.calibration, gate=self.gate, progress=progress,
+                calibration=self.calibration, gate=self.gate, contexts=_contexts(self.contexts),
+                minimum_os=self.minimum_os, progress=progress,
             )  # fmt: skip
         summary = describe(bundle)
         if self.json:
@@ -108,8 +118,12 @@ class Export:
     def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
-        if any(item is not None for item in (self.effort, self.calibration, self.gate)):
-            raise OptionError("--effort, --calibration and --gate are for one SOURCE; leave them out with --variants")
+        alone = (self.effort, self.calibration, self.gate, self.contexts, self.minimum_os)
+        if any(item is not None for item in alone):
+            raise OptionError(
+                "--effort, --calibration, --gate, --contexts and --minimum-os are for one SOURCE; leave them out with "
+                "--variants"
+            )
         targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
@@ -157,6 +171,16 @@ def parse_targets(text: str | None) -> tuple[str, ...] | None:
     from exporters import targets
 
     return None if text is None else targets.parse(text)
+
+
+def _contexts(text: str | None) -> list[int] | None:
+    """Whole numbers with commas between them. Raises OptionError."""
+    if text is None:
+        return None
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError as error:
+        raise OptionError(f"--contexts is {text!r}; write such as 512,2048") from error
 
 
 def _print(summary: Mapping[str, Any], bundle: Bundle) -> None:

@@ -10,13 +10,13 @@ from edge.contents import Artefact
 from edge.graph import Graph
 from edge.ops import Attention
 from edge.runtime import support
-from exporters.targets import Context, Emitted
+from exporters.targets import Asked, Context, Emitted
 
 DECODER, EXACT = "decoder.onnx", "decoder-exact.onnx"
 _LANES = 8  # ONNX Runtime's attention takes heads of whole lanes
 
 
-def refuse(graph: Graph) -> str:
+def refuse(graph: Graph, asked: Asked) -> str:
     if importlib.util.find_spec("onnx") is None:
         return "the package onnx is not installed: pip install onnx"
     from exporters.emit.onnx import HANDLERS

@@ -37,7 +37,7 @@ def test_names_of_targets() -> None:
     assert targets.parse("onnx") == ("onnx",)
     assert targets.parse("onnx, onnx") == ("onnx",)
     assert targets.parse("none") == ()
-    with pytest.raises(OptionError, match="unknown target 'tflite'; known are onnx, none"):
+    with pytest.raises(OptionError, match="unknown target 'tflite'; known are onnx, coreml, none"):
         targets.parse("onnx,tflite")
 
 
@@ -66,7 +66,7 @@ def test_a_target_of_the_table_is_given_the_draft_and_may_make_folders(
         (context.draft.path / "printed" / "inner" / "page.txt").write_text(str(len(context.draft.graph.ops)))
         return Emitted(Artefact(("printed",), ()), {}, ("printed on paper",))
 
-    module.refuse, module.emit = (lambda graph: ""), emit
+    module.refuse, module.emit = (lambda graph, asked: ""), emit
     monkeypatch.setitem(sys.modules, "printed", module)
     monkeypatch.setitem(targets.TARGETS, "printed", "printed")
     made = edge.export(llama_folder, tmp_path / "x.dsedge", targets=("printed",))
@@ -197,7 +197,7 @@ def test_a_runtime_that_does_not_know_the_model_is_told_and_the_others_are_judge
         raise UnsupportedError("the native engine does not know the op gargle")
 
     monkeypatch.setattr("runtimes.native.open_model", refuse)
-    monkeypatch.setattr("exporters.emit.onnx_target.refuse", lambda graph: "it does not know the op gurgle")
+    monkeypatch.setattr("exporters.emit.onnx_target.refuse", lambda graph, asked: "it does not know the op gurgle")
     made = edge.export(llama_folder, tmp_path / "x.dsedge")
     notes = made.manifest.quality.notes
     assert "made without the target onnx: it does not know the op gurgle" in notes
