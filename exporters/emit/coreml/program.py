@@ -94,16 +94,16 @@ class FunctionBuilder:
     def _norm(self, op: Op[Norm]) -> None:
         attrs, scope, path = op.attrs, self.scope, op.output
         x = scope.take(op.inputs[0], "float32")
-        if attrs.pieces > 1:
-            x = scope.reshape(x, f"{path}/heads", (x.shape[0], attrs.pieces, attrs.dim))
+        if attrs.vectors > 1:
+            x = scope.reshape(x, f"{path}/heads", (x.shape[0], attrs.vectors, attrs.dim))
         squares = scope.op("mul", f"{path}/squares", x=x, y=x)
         mean = scope.op("reduce_mean", f"{path}/mean", x=squares, axes=[-1], keep_dims=True)
         factor = scope.op("rsqrt", f"{path}/factor", x=mean, epsilon=np.float32(attrs.eps))
         normed = scope.op("mul", f"{path}/normed", x=x, y=factor)
         weight = scope.constant(attrs.weight.name, self.matrices.vector(attrs.weight.name, attrs.offset))
         result = scope.op("mul", path, x=normed, y=weight)
-        if attrs.pieces > 1:
-            result = scope.reshape(result, f"{path}/flat", (x.shape[0], attrs.pieces * attrs.dim))
+        if attrs.vectors > 1:
+            result = scope.reshape(result, f"{path}/flat", (x.shape[0], attrs.vectors * attrs.dim))
         scope.set(path, result)
 
     def _linear(self, op: Op[Linear]) -> None:
