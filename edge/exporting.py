@@ -20,12 +20,14 @@ class ExportOptions(TypedDict, total=False):
     name         the model's name in the manifest; by default the folder's
     targets      what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
     effort       how codes are found where the recipe does not say: "none" rounds each number to the nearest one (the
-                 default), "medium" calibrates: minutes instead of seconds, and far closer to the source
+                 default), "medium" calibrates: minutes instead of seconds, and far closer to the source; "high" trains
+                 the calibrated codes against the source's answers, with torch: longer still, and closer
     calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
                  mix of prose, code and dialogue
     gate         conditions such as "kl<=0.12,top1>=0.80" (see exporters.gate), without which nothing is published
     contexts     context lengths of the functions of a Core ML package, multiples of 32; by default 512 and 2048
     minimum_os   the oldest system that a Core ML package must run on, such as "iOS18", the oldest that there is
+    resume       keep what is done when the export is interrupted, in a hidden folder beside `out`, and go on from it
     progress     gets a stage and the share of it that is done
     """
 
@@ -37,6 +39,7 @@ class ExportOptions(TypedDict, total=False):
     gate: str | None
     contexts: Sequence[int] | None
     minimum_os: str | None
+    resume: bool
     progress: Callable[[str, float], None] | None
 
 

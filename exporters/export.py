@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -17,11 +16,12 @@ from edge import texts
 from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
 from edge.chat import check_templates
 from edge.errors import CheckpointError, found_in
+from edge.files import remove_tree
 from edge.graph import Graph
 from edge.kv import row_bytes
 from edge.sums import sha256
 from edge.tokenizer import build_tokenizer
-from exporters import calibration, gate, native_precision, parity, quality, targets
+from exporters import calibration, gate, native_precision, parity, quality, targets, work
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.calibration import Samples, calibrator
@@ -29,8 +29,9 @@ from exporters.calibration.text import Calibration
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.added_tokens import fit_rows
 from exporters.checkpoint.open import open_checkpoint
+from exporters.encoding import Encoded, Encoding
 from exporters.origin import find_origin
-from exporters.payload_writer import Plan, write_weights
+from exporters.payload_writer import Plan
 from exporters.quant import recipe as recipes
 from exporters.quant.recipe import Recipe
 from exporters.report import texts as held_out
@@ -56,6 +57,7 @@ class _Described:
     graph: Graph
     recipe: Recipe
     plans: Mapping[str, Plan]
+    encoding: Encoding
     samples: Samples | None
     files: TokenizerFiles
     targets: tuple[str, ...]
@@ -74,13 +76,11 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
         with BundleFolder(Path(out)) as folder:
             report("describe", 0.0)
             found = _describe(checkpoint, options.get("name") or folder.destination.stem, options)
-            calibrated = _read_samples(found, report)
-            zeros = _write_weights(found, calibrated, folder.path, report)
+            resumable = work.place(folder.destination) if options.get("resume") else None
+            encoded = _write_weights(checkpoint, found, folder.path, resumable, report)
             _write_texts(folder.path, found.files)
-            recipe = found.recipe.to_json() | ({"calibration": calibrated.to_json()} if calibrated else {})
-            draft = Bundle(
-                folder.path, replace(found.draft, recipe=recipe, files=_sums(folder.path, bundles.TOKENIZER))
-            )
+            recipe, sums = {**found.draft.recipe, **encoded.told}, _sums(folder.path, bundles.TOKENIZER)
+            draft = Bundle(folder.path, replace(found.draft, recipe=recipe, files=sums))
             report("reference", 0.0)
             reference = parity.Parity(draft, found.model.weights) if parity.affordable(draft) else None
             report("reference", 1.0)
@@ -96,7 +96,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             report("compare", 0.0)
             made = Bundle(folder.path, manifest)
             compared = None if reference is None else reference.report(made)
-            notes = [*found.files.notes, *found.notes, *quality.weight_notes(found.model, found.plans, zeros)]
+            notes = [*found.files.notes, *found.notes, *quality.weight_notes(found.model, found.plans, encoded.zeros)]
             notes += [note for item in emitted for note in item.notes]
             judged = quality.build(made, found.plans, compared, notes)
             report("compare", 1.0)
@@ -104,10 +104,24 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
             report("publish", 0.0)
             published = folder.commit()
+            if resumable is not None:
+                remove_tree(resumable)
             report("publish", 1.0)
     finally:
         checkpoint.close()
     return bundles.open_bundle(published)
+
+
+def _write_weights(
+    checkpoint: Checkpoint, found: _Described, folder: Path, resumable: Path | None, report: Progress
+) -> Encoded:
+    """The payload, on the text that it needs; what it was made of, for the manifest."""
+    calibrated = _read_samples(found, report)
+    told = {"calibration": calibrated.to_json()} if calibrated else {}
+    with work.folder(folder, resumable, {**_key(checkpoint, found), **told}) as results:
+        samples = calibrated.samples if calibrated else ()
+        encoded = found.encoding.write(folder / bundles.WEIGHTS, samples, results, report)
+    return replace(encoded, told={**told, **encoded.told})
 
 
 def _read_samples(found: _Described, report: Progress) -> Calibration | None:
@@ -120,36 +134,32 @@ def _read_samples(found: _Described, report: Progress) -> Calibration | None:
     return samples
 
 
-def _write_weights(
-    found: _Described, calibrated: Calibration | None, folder: Path, report: Progress
-) -> tuple[str, ...]:
-    """The payload, calibrated where a method needs it; the matrices that are nothing but zeros."""
-    path = folder / bundles.WEIGHTS
-    if calibrated is None:
-        return write_weights(path, found.graph, found.plans, lambda share: report("quantize", share))
-    report("calibrate", 0.0)
-    with contextlib.closing(calibrator.encode(found.graph, found.plans, calibrated.samples, folder)) as encoded:
-        return write_weights(path, found.graph, found.plans, lambda share: report("calibrate", share), encoded)
+def _key(checkpoint: Checkpoint, found: _Described) -> dict[str, Any]:
+    """What the weights depend on, beside the text: results of another key are of no use."""
+    files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in checkpoint.files}
+    return {"draft": found.draft.to_json(), "effort": asdict(found.encoding.effort), "files": files}
 
 
 def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Described:
     """Everything that can be refused without reading a weight is refused here."""
     model = describe(checkpoint)
     graph = graphs.build(model.spec)
-    effort, asked = options.get("effort"), options.get("recipe")
-    method = calibration.method_of(calibration.NO_EFFORT if effort is None else effort)
-    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked, method)
+    named, asked = options.get("effort"), options.get("recipe")
+    effort = calibration.find(calibration.NO_EFFORT if named is None else named)
+    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked, effort.method)
     chosen = {
         weight.name: Plan(source, recipe.choose(weight, source))
         for weight in graph.weights
         for source in [model.weights[weight.name]]
     }
     plans = calibrator.settle(graph, chosen)
+    encoding = Encoding(graph, plans, effort)
+    encoding.check()
     wishes = _asked(options)
     wanted, notes = targets.choose(graph, options.get("targets"), wishes)
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
     measured = (texts.read(parity.TEXT), *held_out.measured())
-    samples = calibration.choose(options.get("calibration"), model, plans, files, measured=measured)
+    samples = calibration.choose(options.get("calibration"), model, plans, files, effort=effort, measured=measured)
     enders = {str(token): places for token, places in files.enders.items()}
     layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}
     draft = Manifest(
@@ -164,7 +174,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         sampling=checkpoint.sampling(),
     )
     _check_opening(checkpoint, draft, files)
-    return _Described(model, graph, recipe, plans, samples, files, wanted, wishes, notes, draft)
+    return _Described(model, graph, recipe, plans, encoding, samples, files, wanted, wishes, notes, draft)
 
 
 def _asked(options: ExportOptions) -> Asked:

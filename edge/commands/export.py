@@ -64,8 +64,9 @@ class Export:
     effort: Annotated[
         str | None,
         typer.Option(
-            metavar="none|medium",
-            help="none rounds to nearest; medium calibrates: minutes, and far closer to the source. [default: none]",
+            metavar="none|medium|high",
+            help="none rounds to nearest; medium calibrates: minutes, and far closer to the source; high trains from "
+            "there, with torch: up to hours, and closer still. [default: none]",
         ),
     ] = None
     calibration: Annotated[
@@ -79,6 +80,10 @@ class Export:
         str | None,
         typer.Option(metavar="'kl<=0.12,top1>=0.80'", help="Publish only what reaches this; otherwise exit with 3."),
     ] = None
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Keep finished work when interrupted, beside OUT, and go on from it next time."),
+    ] = False
     variants: Annotated[
         list[str] | None,
         typer.Option(metavar="sub1b=SOURCE,7b=SOURCE", help="Export each source with that recipe; repeatable."),
@@ -104,7 +109,7 @@ class Export:
         with terminal.progress() as progress:
             bundle = edge.export(
                 self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
-                calibration=self.calibration, gate=self.gate, contexts=_contexts(self.contexts),
+                calibration=self.calibration, gate=self.gate, resume=self.resume, contexts=_contexts(self.contexts),
                 minimum_os=self.minimum_os, progress=progress,
             )  # fmt: skip
         summary = describe(bundle)
@@ -119,10 +124,10 @@ class Export:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
         alone = (self.effort, self.calibration, self.gate, self.contexts, self.minimum_os)
-        if any(item is not None for item in alone):
+        if self.resume or any(item is not None for item in alone):
             raise OptionError(
-                "--effort, --calibration, --gate, --contexts and --minimum-os are for one SOURCE; leave them out with "
-                "--variants"
+                "--effort, --calibration, --gate, --resume, --contexts and --minimum-os are for one SOURCE; leave them "
+                "out with --variants"
             )
         targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:

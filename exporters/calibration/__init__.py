@@ -8,11 +8,13 @@ calibrator  the quantized model, segment by segment, on its own inputs
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.chat import check_templates
 from edge.errors import OptionError
 from edge.tokenizer import build_tokenizer
+from exporters import distill
 from exporters.architectures import Model
 from exporters.calibration import calibrator, own, text
 from exporters.calibration.text import Calibration
@@ -20,30 +22,39 @@ from exporters.checkpoint import TokenizerFiles
 from exporters.payload_writer import Plan
 from exporters.quant.method import DEFAULT
 
-# The method of a recipe's rules that name none.
-EFFORTS = {"none": DEFAULT, "medium": "gptq"}
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """The method of a recipe's rules that name none; whether codes are distilled; tokens of text at most."""
+
+    method: str
+    distills: bool = False
+    tokens: int = text.TOKENS
+
+
+EFFORTS = {"none": Effort(DEFAULT), "medium": Effort("gptq"), "high": Effort("gptq", distills=True, tokens=131_072)}
 NO_EFFORT = "none"
 Progress = Callable[[float], None]
 Samples = Callable[[Progress], Calibration]
 
 
-def method_of(effort: str) -> str:
-    """Raises OptionError for an unknown effort."""
-    if effort not in EFFORTS:
-        raise OptionError(f"unknown effort {effort!r}; known are {', '.join(EFFORTS)}")
-    return EFFORTS[effort]
+def find(name: str) -> Effort:
+    """The effort of that name. Raises OptionError for an unknown one."""
+    if name not in EFFORTS:
+        raise OptionError(f"unknown effort {name!r}; known are {', '.join(EFFORTS)}")
+    return EFFORTS[name]
 
 
 def choose(
     source: str | Path | None, model: Model, plans: Mapping[str, Plan], files: TokenizerFiles,
-    *, measured: Sequence[str],
+    *, effort: Effort, measured: Sequence[str],
 ) -> Samples | None:  # fmt: skip
-    """What to calibrate on, None where no plan needs it: the built-in mix, a text, or the model's own text.
+    """What to calibrate on, None where nothing needs it: the built-in mix, a text, or the model's own text.
 
     A text is read here. Raises what `text.read` does, and OptionError for a source that nothing would be done with, or
     a model that is too large to write its own text.
     """
-    if not calibrator.needed(plans):
+    if not calibrator.needed(plans) and not (effort.distills and distill.useful(plans)):
         if source is not None:
             raise OptionError(
                 f"calibration text {source} would not be used: no matrix is quantized by a method that needs one; "
@@ -56,5 +67,6 @@ def choose(
         return lambda progress: own.read(model, tokenizer, measured, progress)
     templates = check_templates(files.chat_template, files.chat_templates, files.special)
     path = None if source is None else Path(source)
-    found = text.read(path, tokenizer, templates, context=model.spec.context, measured=measured)
+    context = model.spec.context
+    found = text.read(path, tokenizer, templates, context=context, measured=measured, tokens=effort.tokens)
     return lambda progress: found

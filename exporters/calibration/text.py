@@ -36,13 +36,14 @@ class Calibration:
 
 
 def read(
-    path: Path | None, tokenizer: Tokenizer, templates: ChatTemplates | None, *, context: int, measured: Sequence[str]
-) -> Calibration:
+    path: Path | None, tokenizer: Tokenizer, templates: ChatTemplates | None, *, context: int, measured: Sequence[str],
+    tokens: int = TOKENS,
+) -> Calibration:  # fmt: skip
     """Samples of a text or JSONL file, of the built-in mix for None.
 
-    A line of JSONL is {"text": …}, or {"messages": […]} that go through the model's chat template. At most TOKENS
-    tokens are taken, spread over the file. Raises NotFoundError, and OptionError for a file that is no such text, is
-    too short, or shares a run of words with one of the texts in `measured`, which the result is to be judged on.
+    A line of JSONL is {"text": …}, or {"messages": […]} that go through the model's chat template. At most
+    `tokens` tokens are taken, spread over the file. Raises NotFoundError, and OptionError for a file that is no such
+    text, is too short, or shares a run of words with one of the texts in `measured`, on which the result is judged.
     """
     file = MIX if path is None else path
     if not file.is_file():
@@ -56,7 +57,9 @@ def read(
     if len(ids) < _LEAST:
         raise OptionError(f"calibration text {file} is {len(ids)} tokens; at least {_LEAST} are needed")
     name = "mix" if path is None else file.name
-    return Calibration(name, hashlib.sha256(file.read_bytes()).hexdigest(), _cut(ids, tokenizer, context))
+    return Calibration(
+        name, hashlib.sha256(file.read_bytes()).hexdigest(), _cut(ids, tokenizer, min(LENGTH, context), tokens)
+    )
 
 
 def check_apart(name: str, documents: Iterable[str], measured: Sequence[str]) -> None:
@@ -107,13 +110,13 @@ def _encode(
     return templates.encode(item["messages"], tokenizer)
 
 
-def _cut(ids: Sequence[int], tokenizer: Tokenizer, context: int) -> tuple[tuple[int, ...], ...]:
+def _cut(ids: Sequence[int], tokenizer: Tokenizer, length: int, most: int) -> tuple[tuple[int, ...], ...]:
     """Samples of equal length, each with a bos if the tokenizer adds one; drawn where there are too many."""
     prefix = tokenizer.with_bos([])
-    length = min(LENGTH, context, len(ids) + len(prefix))
+    length = min(length, len(ids) + len(prefix))
     own = length - len(prefix)
     starts = np.arange(len(ids) // own) * own
-    most = max(1, TOKENS // length)
-    if len(starts) > most:
-        starts = np.sort(np.random.default_rng(SEED).permutation(starts)[:most])
+    count = max(1, most // length)
+    if len(starts) > count:
+        starts = np.sort(np.random.default_rng(SEED).permutation(starts)[:count])
     return tuple((*prefix, *ids[start : start + own]) for start in starts.tolist())
