@@ -20,7 +20,7 @@ from edge.payload import Scheme
 from exporters.distill.adam import Moments
 from exporters.quant.method import Array, Parts
 
-EDGE = 0.45  # how far from its code a latent begins at most: it tells on which side the source's number lies
+EDGE = 0.49  # how far from its code a latent begins at most, and how far beyond the range it may go
 SCALES = 0.1  # rate of scales and vectors, relative to their size, by that of codes in quanta
 _LARGEST = 65504.0
 
@@ -69,7 +69,7 @@ class Matrix:
         if self._affine:
             wanted -= shifts
         wanted /= scales.where(scales != 0, 1.0)
-        self._latent = torch.clamp(wanted, begin - EDGE, begin + EDGE)
+        self._latent = begin + _inside(wanted - begin)
         self._moments = {"latent": Moments.of(self._latent), "factor": Moments.of(scales)}
         if self._affine:
             self._moments["offset"] = Moments.of(shifts)
@@ -131,6 +131,18 @@ class Matrix:
         if self._affine:
             made["offsets"] = self._offsets()[..., 0].numpy().astype(np.float16)
         return made
+
+
+def _inside(distance: Tensor) -> Tensor:
+    """Where latents begin, less their codes, by how far the source's numbers lie from the codes.
+
+    A code that is the nearest one has its latent at the source's number. One that was moved away from the nearest to
+    make up for others begins the farther from going back, the further it was moved: were all of these latents at the
+    boundary, they would cross it together in the first steps, and what they make up for would be lost.
+    """
+    size = distance.abs()
+    folded = torch.where(size < 0.5, size, (1 - size).clamp_min(0))
+    return folded.clamp_max_(EDGE).copysign(distance)
 
 
 class Vector:
