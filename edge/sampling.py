@@ -5,7 +5,7 @@ every value stored back into them are float32; arithmetic on them is float64.
 
 1. repetition   for each distinct token of the prompt and the answer: l := l / r if l > 0 else l * r
 2. presence, frequency   for each distinct token of the answer, seen c times: l := l - presence - frequency * c
-3. logit_bias   for each entry: l := l + bias
+3. logit_bias   for each entry: l := l + bias. Then ids that a mask leaves out are no candidates
 4. temperature 0 takes the highest logit, the lowest id on a tie, and draws nothing. Otherwise:
 5. candidates are ordered by descending l, ties by ascending id; their weights are w = exp((l - l_max) / temperature)
 6. top_k        the first k candidates stay
@@ -17,61 +17,62 @@ every value stored back into them are float32; arithmetic on them is float64.
 Draw number d of an answer (0 for its first drawn token) uses u = ((x0 << 32 | x1) >> 11) * 2**-53, where x0, x1 are the
 first two words of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) for the
 counter (d mod 2**32, d >> 32, 0, 0) and the key (seed mod 2**32, seed >> 32). Sums are float64; another order of
-adding can move a draw only where u * W lies within rounding of a running sum.
+adding can move a draw only where u * W lies within rounding of a running sum. Tokens that are taken back, such as
+those of a rejected draft, give their draws back: an answer's tokens do not depend on how it was computed.
+
+`Sampler` is what callers use. The rule is computed by one of `CORES`: in C++ where that was built, and by numpy, with
+which the C++ is compared. Their choices are equal.
 """
 
 from __future__ import annotations
 
-import itertools
+import importlib
+import importlib.util
 import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edge.errors import NumericsError, OptionError
-from edge.options import GenerateOptions
+from edge.options import GenerateOptions, Sampling
 
 Logits = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
-Words = tuple[int, int, int, int]
+Mask = npt.NDArray[np.bool_]
 
-_MASK = 0xFFFFFFFF
-_LOWEST = float(np.finfo(np.float32).min)
-_AHEAD = 16  # random numbers that are made at once: one alone, between two steps of a model, costs several times more
-# Candidates are looked for down to a weight, and further down only if those do not settle the draw. These weights are
-# fractions of the sum of all, so that few candidates are as heavy; where the sum is not known, of the heaviest one.
-_SHARES = (2.0**-12, 2.0**-18, 0.0)
-_FRACTIONS = (2.0**-8, 2.0**-13, 2.0**-20, 2.0**-30, 0.0)
-# An exponent down to -87 (below, float32 weights vanish) is rounded by at most 3 * 2**-24 of itself, the weight by a
-# few units of 2**-24 more, and a pairwise sum adds as little: 2e-5 in all. Exact sums take over where that matters.
-_ROUGH = 1e-4
+# Fastest first. Each module offers `usable() -> bool` and `make_core(rule) -> Core`.
+CORES: dict[str, str] = {"native": "runtimes.native.sampling", "numpy": "edge.numpy_sampling"}
 
 
-def philox(counter: Words, key: tuple[int, int]) -> Words:
-    """Philox4x32-10: four random 32-bit words for a 128-bit counter and a 64-bit key, lowest words first."""
-    x0, x1, x2, x3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        even, odd = 0xD2511F53 * x0, 0xCD9E8D57 * x2
-        x0, x1, x2, x3 = (odd >> 32) ^ x1 ^ k0, odd & _MASK, (even >> 32) ^ x3 ^ k1, even & _MASK
-        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
-    return x0, x1, x2, x3
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """What applies to one answer. Logits from `end` on, and at `holes`, are of no token; `bias` is (id, bias) each."""
+
+    sampling: Sampling
+    seed: int
+    end: int
+    holes: npt.NDArray[np.int32]
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
 
 
-def uniform(seed: int, draw: int) -> float:
-    """The number in [0, 1) of draw `draw` under a 64-bit seed: a multiple of 2**-53."""
-    x0, x1, _, _ = philox((draw & _MASK, draw >> 32, 0, 0), (seed & _MASK, seed >> 32))
-    return ((x0 << 32 | x1) >> 11) * 2.0**-53
+class Core(Protocol):
+    """The state of one answer: which tokens it has, and how many random numbers it has drawn."""
 
-
-def uniforms(seed: int) -> Iterator[float]:
-    """The numbers of draw 0, 1, … under a seed."""
-    for first in itertools.count(0, _AHEAD):
-        yield from [uniform(seed, draw) for draw in range(first, first + _AHEAD)]
+    @property
+    def draws(self) -> int: ...
+    def prompt(self, tokens: Sequence[int]) -> None: ...
+    def accept(self, token: int) -> None: ...
+    def truncate(self, count: int) -> None: ...
+    def sample(self, logits: Logits, allowed: Mask | None) -> int:
+        """The token for logits [vocab]; -1 - id where the highest logit, that of `id`, is not finite, or NaN."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,7 @@ class Logprob:
 
 
 class Sampler:
-    """Picks the tokens of one answer.
-
-    `sampling` is what applies, `seed` the one in use, `draws` how many random numbers it has given.
-    """
+    """Picks the tokens of one answer. `sampling` is what applies, `seed` the one in use."""
 
     def __init__(
         self,
@@ -99,197 +97,89 @@ class Sampler:
         *,
         model: Mapping[str, Any] | None = None,
         padded: Sequence[int] = (),
+        core: str | None = None,
     ) -> None:
         """`vocab` is the length of the logits, `padded` are the ids that have no token and are never sampled.
 
-        `model` has the values of `Sampling` that the options leave open. Raises OptionError for a logit bias of an id
-        that has no token.
+        `model` has the values of `Sampling` that the options leave open. `core` names one of `CORES`, by default the
+        fastest that is usable. Raises OptionError for a logit bias of an id that has no token.
         """
-        self.sampling = options.sampling(model or {})
-        # 53 bits: a fresh seed survives a JSON reader that keeps numbers as doubles.
-        self.seed = secrets.randbits(53) if options.seed is None else options.seed
-        self.draws = 0
-        self._options = options
-        known = np.ones(vocab, np.bool_)
-        known[np.fromiter(padded, np.int64, len(padded))] = False
-        for token, bias in options.logit_bias.items():
-            if not 0 <= token < vocab or not known[token]:
-                raise OptionError(
-                    f"logit bias {bias} for token {token}: the model's ids are 0 to {known.nonzero()[0].max(initial=0)}"
-                    f"{' without those that have no token' if len(padded) else ''}"
-                )
-        vocab = self._end = int(known.nonzero()[0].max(initial=0)) + 1  # padded rows at the end are never read
-        self._holes = (~known[:vocab]).nonzero()[0]
-        self._bias_ids = np.fromiter(options.logit_bias.keys(), np.int64, len(options.logit_bias))
-        self._bias = np.fromiter(options.logit_bias.values(), np.float64, len(options.logit_bias))
-        self._repeats = self.sampling.repetition_penalty != 1.0
-        self._counts_matter = options.presence_penalty != 0.0 or options.frequency_penalty != 0.0
-        self._seen = _Distinct(vocab) if self._repeats else None
-        self._answer = _Distinct(vocab) if self._counts_matter else None
-        adjusts = self._repeats or self._counts_matter or bool(options.logit_bias) or len(self._holes) > 0
-        self._logits = np.empty(vocab, np.float32) if adjusts else None
-        self._uniforms = uniforms(self.seed)
-        self._work = np.empty(vocab if self.sampling.temperature > 0 else 0, np.float32)
+        self.rule = make_rule(options, vocab, model=model or {}, padded=padded)
+        self.sampling, self.seed = self.rule.sampling, self.rule.seed
+        self._top_logprobs = options.top_logprobs or 0
+        self._core: Core = _module(core or fastest_core()).make_core(self.rule)
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers the answer's tokens took."""
+        return self._core.draws
 
     def prompt(self, tokens: Iterable[int]) -> None:
         """Tell the tokens of the prompt: the repetition penalty counts them."""
-        if self._seen is not None:
-            for token in tokens:
-                self._seen.add(token)
+        if self.sampling.repetition_penalty != 1.0:
+            self._core.prompt(list(tokens))
 
     def accept(self, token: int) -> None:
         """Tell a token that the answer now holds."""
-        if self._seen is not None:
-            self._seen.add(token)
-        if self._answer is not None:
-            self._answer.add(token)
+        self._core.accept(token)
 
-    def sample(self, logits: Logits) -> int:
+    def truncate(self, count: int) -> None:
+        """Keep the answer's first `count` tokens and their draws."""
+        self._core.truncate(count)
+
+    def sample(self, logits: Logits, allowed: Mask | None = None) -> int:
         """The next token for float32 logits [vocab], which stay as they are; the caller then accepts it.
 
-        Raises NumericsError for logits that are NaN or have no finite maximum.
+        `allowed`, bool [vocab], leaves out ids. Raises NumericsError for logits that are NaN or have no finite maximum.
         """
-        logits = self._adjust(logits[: self._end])
-        best = int(logits.argmax())  # argmax gives the first of equal values, and the first NaN where there is one
-        top = float(logits[best])
-        if not math.isfinite(top):
-            raise NumericsError(f"the logit of token {best} is {top}; the bundle or the runtime is at fault")
-        if self.sampling.temperature == 0:
-            return best
-        u = next(self._uniforms)
-        self.draws += 1
-        with np.errstate(over="ignore"):  # a tiny temperature sends weights to exp(-inf) = 0
-            return self._draw(logits, top, u)
+        token = self._core.sample(logits, allowed)
+        if token < 0:
+            worst = -1 - token
+            raise NumericsError(f"the logit of token {worst} is {logits[worst]}; the bundle or the runtime is at fault")
+        return token
 
     def logprob(self, logits: Logits, token: int) -> Logprob:
         """Of a token under logits, with as many of the likeliest as the options ask for."""
-        known = logits[: self._end].copy()
-        known[self._holes] = -np.inf
+        rule = self.rule
+        known = logits[: rule.end].copy()
+        known[rule.holes] = -np.inf
         shifted = known.astype(np.float64) - float(known.max())
         total = math.log(float(np.exp(shifted).sum()))
-        count = min(self._options.top_logprobs or 0, self._end - len(self._holes))
+        count = min(self._top_logprobs, rule.end - len(rule.holes))
         best: Array = np.empty(0, np.int64)
         if count:
             least = np.partition(known, -count)[-count]
-            best = _ordered(known, (known >= least).nonzero()[0])[:count]
+            best = ordered(known, (known >= least).nonzero()[0])[:count]
         top = tuple((int(i), float(shifted[i]) - total) for i in best)
         return Logprob(token, float(shifted[token]) - total, top)
 
-    def _adjust(self, logits: Logits) -> Logits:
-        """Steps 1 to 3, on a copy; the logits themselves where no option asks for any."""
-        if self._logits is None:
-            return logits
-        np.copyto(self._logits, logits)
-        if self._seen is not None:
-            ids, _ = self._seen.view()
-            held = self._logits[ids].astype(np.float64)
-            penalty = self.sampling.repetition_penalty
-            self._logits[ids] = np.where(held > 0, held / penalty, held * penalty)
-        if self._answer is not None:
-            ids, counts = self._answer.view()
-            held = self._logits[ids].astype(np.float64)
-            self._logits[ids] = held - self._options.presence_penalty - self._options.frequency_penalty * counts
-        if len(self._holes):
-            self._logits[self._holes] = -np.inf
-        if len(self._bias):
-            self._logits[self._bias_ids] = self._logits[self._bias_ids].astype(np.float64) + self._bias
-        return self._logits
 
-    def _draw(self, logits: Logits, top: float, u: float) -> int:
-        """Steps 5 to 9. Sorts no more candidates than can matter for this u."""
-        top_k, top_p, min_p = self.sampling.top_k, self.sampling.top_p, self.sampling.min_p
-        if top_k or (top_p == 1 and min_p):  # these need no sum over all weights
-            fractions = _FRACTIONS if top_k else (min_p / 2, 0.0)
-            ids, weights, sums = self._candidates(logits, top, math.inf, fractions)
-            return int(ids[self._pick(weights, sums, float(sums[-1]), u)])
-        # Almost always a float32 sum with its error bound decides as the exact one would, in a third of the time.
-        about = self._rough_mass(logits, top)
-        low, high = about * (1 - _ROUGH), about * (1 + _ROUGH)
-        floors = [min(1.0, about * share) for share in _SHARES]
-        ids, weights, sums = self._candidates(logits, top, (top_p if top_p < 1 else u) * high, floors)
-        pick = self._pick(weights, sums, low, u)
-        if pick != self._pick(weights, sums, high, u):
-            pick = self._pick(weights, sums, float(self._weights(logits, top).sum()), u)
-        return int(ids[pick])
-
-    def _pick(self, weights: Array, sums: Array, total: float, u: float) -> int:
-        """Steps 7 to 9 for candidates in order, with their running sums; `total` is the sum that step 6 left."""
-        top_p, min_p = self.sampling.top_p, self.sampling.min_p
-        count = len(sums)
-        if top_p < 1:
-            count = min(count, int(sums.searchsorted(top_p * total)) + 1)
-        if min_p > 0:
-            count = min(count, int((-weights).searchsorted(-min_p, side="right")))
-        if top_p < 1 or min_p > 0:
-            total = float(sums[count - 1])
-        return min(int(sums.searchsorted(u * total, side="right")), count - 1)
-
-    def _candidates(
-        self, logits: Logits, top: float, goal: float, floors: Iterable[float]
-    ) -> tuple[Array, Array, Array]:
-        """(ids, weights, running sums) of the heaviest candidates, at most top_k, in the order of step 5.
-
-        They go down to the first of the falling `floors`, the last of which is 0, that leaves them as many as top_k;
-        or, without it, so many that their weights sum to more than `goal`, or all that are not under min_p.
-        """
-        top_k, temperature = self.sampling.top_k, self.sampling.temperature
-        for floor in floors:
-            lowest = max(_LOWEST, top + temperature * math.log(floor)) if floor else _LOWEST
-            least = np.float32(lowest)
-            ids = (logits >= least).nonzero()[0]
-            if len(ids) < top_k and floor:
-                continue
-            ids = _ordered(logits, ids)[: top_k or None]
-            weights = self._weights(logits[ids], top)
-            sums = weights.cumsum()
-            if top_k or sums[-1] > goal or math.exp((float(least) - top) / temperature) < self.sampling.min_p:
-                break
-        return ids, weights, sums
-
-    def _weights(self, logits: Logits, top: float) -> Array:
-        """float64 weights of step 5."""
-        weights = logits.astype(np.float64)
-        weights -= top
-        weights /= self.sampling.temperature
-        return np.exp(weights, out=weights)
-
-    def _rough_mass(self, logits: Logits, top: float) -> float:
-        """The sum of all weights from float32 ones: within a factor of 1 ± `_ROUGH`."""
-        np.subtract(logits, np.float32(top), out=self._work)
-        # With a temperature below 1e-30, exp of any nonzero difference of two float32 logits is 0.
-        np.multiply(self._work, np.float32(1 / max(self.sampling.temperature, 1e-30)), out=self._work)
-        np.exp(self._work, out=self._work)
-        return float(self._work.sum())
+def make_rule(
+    options: GenerateOptions, vocab: int, *, model: Mapping[str, Any], padded: Sequence[int] = ()
+) -> SamplingRule:
+    """What the options ask for, and the model where they leave it open. Raises OptionError as `Sampler` does."""
+    known = np.ones(vocab, np.bool_)
+    known[np.fromiter(padded, np.int64, len(padded))] = False
+    for token, bias in options.logit_bias.items():
+        if not 0 <= token < vocab or not known[token]:
+            raise OptionError(
+                f"logit bias {bias} for token {token}: the model's ids are 0 to {known.nonzero()[0].max(initial=0)}"
+                f"{' without those that have no token' if len(padded) else ''}"
+            )
+    end = int(known.nonzero()[0].max(initial=0)) + 1
+    return SamplingRule(
+        sampling=options.sampling(model),
+        # 53 bits: a fresh seed survives a JSON reader that keeps numbers as doubles.
+        seed=secrets.randbits(53) if options.seed is None else int(options.seed),
+        end=end,
+        holes=(~known[:end]).nonzero()[0].astype(np.int32),
+        presence_penalty=float(options.presence_penalty),
+        frequency_penalty=float(options.frequency_penalty),
+        bias=tuple((int(token), float(bias)) for token, bias in options.logit_bias.items()),
+    )
 
 
-class _Distinct:
-    """The distinct tokens of a growing text and how often each came; adding one costs the same at any length."""
-
-    def __init__(self, vocab: int) -> None:
-        self._place = np.full(vocab, -1, np.int32)
-        self._ids = np.empty(256, np.int64)
-        self._counts = np.empty(256, np.float64)
-        self._size = 0
-
-    def add(self, token: int) -> None:
-        place = self._place[token]
-        if place >= 0:
-            self._counts[place] += 1
-            return
-        if self._size == len(self._ids):
-            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-            self._counts = np.concatenate([self._counts, np.empty_like(self._counts)])
-        self._place[token] = self._size
-        self._ids[self._size] = token
-        self._counts[self._size] = 1
-        self._size += 1
-
-    def view(self) -> tuple[Array, Array]:
-        """(ids int64 [n], counts float64 [n])."""
-        return self._ids[: self._size], self._counts[: self._size]
-
-
-def _ordered(logits: Logits, ids: Array) -> Array:
+def ordered(logits: Logits, ids: Array) -> Array:
     """`ids` (ascending) by descending logit, ties by ascending id.
 
     One sort of 64-bit keys: the id below the logit's bits, mapped so that a higher logit is a smaller number.
@@ -298,5 +188,15 @@ def _ordered(logits: Logits, ids: Array) -> Array:
     rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys: npt.NDArray[np.int64] = ids - (rising.astype(np.int64) << 32)
     keys.sort()
-    keys &= _MASK
+    keys &= 0xFFFFFFFF
     return keys
+
+
+@cache
+def fastest_core() -> str:
+    """The name of the first of `CORES` that is usable here."""
+    return next(name for name in CORES if _module(name).usable())
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(CORES[name])

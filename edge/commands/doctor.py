@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import edge
-from edge import paths, runtime, store
+from edge import paths, runtime, sampling, store
 from edge.commands import terminal
 from edge.cores import physical_cores
 from edge.errors import DeviceError
@@ -30,6 +30,7 @@ class Doctor:
             "python": platform.python_version(),
             "system": platform.platform(),
             "physical_cores": physical_cores(),
+            "sampling": sampling.fastest_core(),
             "store": str(store.folder()),
             "cache": str(paths.cache_folder()),
         }

@@ -1,3 +1,5 @@
+"""The rule of sampling, on each core: against slow models written from its text, and core against core."""
+
 from __future__ import annotations
 
 import math
@@ -11,14 +13,39 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.errors import NumericsError, OptionError
+from edge.numpy_sampling import NumpyCore, philox, uniform, uniforms
 from edge.options import GenerateOptions
-from edge.sampling import Sampler, philox, uniform, uniforms
+from edge.sampling import CORES, Sampler, make_rule
+from runtimes.native import sampling as native_sampling
 
 Logits = npt.NDArray[np.float32]
 
 
+CORE_PARAMS = [
+    "numpy",
+    pytest.param("native", marks=pytest.mark.skipif(not native_sampling.usable(), reason="the engine was not built")),
+]
+
+
+@pytest.fixture(autouse=True, params=CORE_PARAMS)
+def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The core that samplers of this test have."""
+    monkeypatch.setattr("edge.sampling.fastest_core", lambda: request.param)
+    return str(request.param)
+
+
 def sampler(vocab: int, **options: Any) -> Sampler:
     return Sampler(GenerateOptions(**{"seed": 7, **options}), vocab)
+
+
+def adjusted(logits: Logits, prompt: list[int], answer: list[int], **options: Any) -> list[float]:
+    """The logits after steps 1 to 3, as the numpy core has them; the cores are compared with each other below."""
+    core = NumpyCore(make_rule(GenerateOptions(**options), len(logits), model={}))
+    core.prompt(prompt)
+    for token in answer:
+        core.accept(token)
+    made: list[float] = core._adjust(logits, None).tolist()
+    return made
 
 
 def floats(*values: float) -> Logits:
@@ -180,7 +207,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_negative_logits() ->
     picker.prompt([0, 1, 1])
     for token in (1, 3):
         picker.accept(token)
-    assert picker._adjust(floats(4, 3, 1.75, -1, 0)).tolist() == [2, 1.5, 1.75, -2, 0]
+    assert adjusted(floats(4, 3, 1.75, -1, 0), [0, 1, 1], [1, 3], repetition_penalty=2.0) == [2, 1.5, 1.75, -2, 0]
     assert picker.sample(floats(4, 3, 1.75, -1, 0)) == 0
     assert picker.sample(floats(3.4, 3, 1.75, -1, 0)) == 2
 
@@ -190,27 +217,24 @@ def test_presence_and_frequency_count_the_answer_only() -> None:
     picker.prompt([0, 0, 0])
     for token in (1, 2, 2, 2):
         picker.accept(token)
-    assert picker._adjust(floats(5, 5, 5, 5)).tolist() == [5, 3.75, 3.25, 5]
+    penalties = {"presence_penalty": 1.0, "frequency_penalty": 0.25}
+    assert adjusted(floats(5, 5, 5, 5), [0, 0, 0], [1, 2, 2, 2], **penalties) == [5, 3.75, 3.25, 5]
     assert picker.sample(floats(3, 5, 4.5, 3.5)) == 1
     assert picker.sample(floats(4, 5, 4.5, 3.5)) == 0
 
 
 def test_adjustments_come_in_the_documented_order() -> None:
     # (6 / 2 - 1 - 0.5 * 1) + 2 = 3.5; the bias of an unseen token: 1 + 2.25 = 3.25.
-    picker = sampler(
-        3, repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={0: 2.0, 2: 2.25}
-    )
-    picker.accept(0)
-    assert picker._adjust(floats(6, 3.4, 1)).tolist() == [3.5, np.float32(3.4), 3.25]
+    penalties = {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 0.5}
+    made = adjusted(floats(6, 3.4, 1), [], [0], **penalties, logit_bias={0: 2.0, 2: 2.25})
+    assert made == [3.5, np.float32(3.4), 3.25]
 
 
 def test_penalties_stay_right_as_the_answer_grows() -> None:
     rng = np.random.default_rng(5)
     logits, tokens = rng.standard_normal(900).astype(np.float32), rng.integers(0, 900, 1500)
-    picker = sampler(900, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.1)
-    picker.prompt(tokens[:500].tolist())
-    for token in tokens[500:].tolist():
-        picker.accept(token)
+    penalties = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.1}
+    made = adjusted(logits, tokens[:500].tolist(), tokens[500:].tolist(), **penalties)
     expected = []
     for n, logit in enumerate(logits.tolist()):
         value = logit
@@ -218,7 +242,7 @@ def test_penalties_stay_right_as_the_answer_grows() -> None:
             value = float(np.float32(value / 1.3 if value > 0 else value * 1.3))
         count = int(np.sum(tokens[500:] == n))
         expected.append(np.float32(value - 0.4 - 0.1 * count) if count else np.float32(value))
-    assert picker._adjust(logits).tolist() == [float(value) for value in expected]
+    assert made == [float(value) for value in expected]
 
 
 def test_a_bias_bans_and_forces_tokens() -> None:
@@ -294,17 +318,111 @@ def test_the_exact_sum_decides_where_the_rough_one_cannot(
 ) -> None:
     """With a bound so wide that most draws are in doubt, the draws are those of the exact sum, one by one."""
     logits = np.random.default_rng(5).normal(0, 3, 2000).astype(np.float32)
-    usual = sampler(2000, seed=3, **options)
+    usual = Sampler(GenerateOptions(seed=3, **options), 2000, core="numpy")
     expected = [usual.sample(logits) for _ in range(200)]
     exact: list[int] = []
-    weights = Sampler._weights
+    weights = NumpyCore._weights
 
-    def counted(self: Sampler, some: Logits, top: float) -> Any:
+    def counted(self: NumpyCore, some: Logits, top: float) -> Any:
         exact.append(len(some))
         return weights(self, some, top)
 
-    monkeypatch.setattr("edge.sampling._ROUGH", 0.5)
-    monkeypatch.setattr(Sampler, "_weights", counted)
-    doubtful = sampler(2000, seed=3, **options)
+    monkeypatch.setattr("edge.numpy_sampling._ROUGH", 0.5)
+    monkeypatch.setattr(NumpyCore, "_weights", counted)
+    doubtful = Sampler(GenerateOptions(seed=3, **options), 2000, core="numpy")
     assert [doubtful.sample(logits) for _ in range(200)] == expected
     assert exact.count(2000) > 100
+
+
+PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+
+
+def test_an_answer_that_was_taken_back_is_as_if_it_had_not_been() -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.normal(0, 2, (12, 60)).astype(np.float32)
+    straight, rejected = (sampler(60, temperature=0.9, seed=5, **PENALTIES) for _ in range(2))
+    for picker in (straight, rejected):
+        picker.prompt([3, 4, 4])
+    expected = []
+    for row in rows:
+        expected.append(straight.sample(row))
+        straight.accept(expected[-1])
+    for kept, row in enumerate(rows):
+        for draft in (1, 2, 3, 1):  # four tokens that a larger model does not confirm
+            rejected.sample(row)
+            rejected.accept(draft)
+        rejected.truncate(kept)
+        assert rejected.draws == kept
+        assert rejected.sample(row) == expected[kept]
+        rejected.accept(expected[kept])
+
+
+def test_a_mask_leaves_out_ids_and_no_bias_brings_them_back() -> None:
+    logits, allowed = floats(5, 4, 3, 2), np.array([False, False, True, True])
+    assert sampler(4, logit_bias={0: 100.0}).sample(logits, allowed) == 2
+    picker = sampler(4, temperature=1.0, seed=8)
+    ratio = 1 / (1 + math.exp(-1))  # of what is left, token 2 has the greater weight
+    assert [picker.sample(logits, allowed) for _ in range(50)] == [2 if uniform(8, n) < ratio else 3 for n in range(50)]
+    with pytest.raises(NumericsError):
+        picker.sample(logits, np.zeros(4, np.bool_))
+
+
+@pytest.mark.skipif(not native_sampling.usable(), reason="the engine was not built")
+@pytest.mark.parametrize("options", [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 40, "min_p": 0.05},
+    {"temperature": 2.0, "min_p": 0.1, "logit_bias": {3: 4.0, 7: -100.0}},
+    {"temperature": 0.9, "top_k": 2**40},
+])  # fmt: skip
+@pytest.mark.parametrize("vocab", [9, 64, 8192, 49_152])
+def test_the_cores_choose_the_same_tokens(options: dict[str, Any], vocab: int, core: str) -> None:
+    """Draw by draw, through answers that grow and are cut, with and without penalties, masks and padded rows."""
+    if core == "native":
+        return  # both are in here
+    rng = np.random.default_rng(vocab)
+    for penalties in ({}, PENALTIES):
+        full = GenerateOptions(seed=int(rng.integers(2**63)), **{**options, **penalties})
+        pickers = [Sampler(full, vocab, padded=(0, vocab - 1), core=name) for name in CORES]
+        prompt = rng.integers(1, vocab - 1, 30).tolist()
+        for picker in pickers:
+            picker.prompt(prompt)
+        for step in range(24):
+            logits = (rng.standard_normal(vocab) * (0.2, 3, 20)[step % 3]).astype(np.float32)
+            logits = np.round(logits) if step % 5 == 0 else logits
+            allowed = rng.random(vocab) < 0.7 if step % 4 == 0 else None
+            tokens = {picker.sample(logits, allowed) for picker in pickers}
+            assert len(tokens) == 1, (step, tokens)
+            for picker in pickers:
+                picker.accept(min(tokens))
+                if step % 11 == 10:
+                    picker.truncate(step // 2 if options["temperature"] else 3)
+            assert len({picker.draws for picker in pickers}) == 1
+
+
+def test_the_native_core_draws_the_documented_numbers() -> None:
+    native = pytest.importorskip("runtimes.native._native")
+    for seed, draw in [(0, 0), (7, 3), (2**64 - 1, 2**40 + 1)]:
+        assert native.uniform(seed, draw) == uniform(seed, draw)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"end": 0}, "vocabulary"), ({"bias": [1.0]}, "as many biases"), ({"holes": [9]}, "outside of the vocabulary"),
+    ({"top_k": "4"}, "another type"), ({"wrong": 1}, "not known"),
+])  # fmt: skip
+def test_the_native_core_refuses_a_rule_that_it_does_not_know(fields: dict[str, Any], message: str) -> None:
+    native = pytest.importorskip("runtimes.native._native")
+    rule = {
+        "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "presence": 0.0,
+        "frequency": 0.0, "seed": 1, "end": 9, "holes": [], "bias_ids": [], "bias": [],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        native.Sampler({**rule, **fields}, "")
+    made = native.Sampler(rule, "")
+    with pytest.raises(ValueError, match="fewer logits"):
+        made.sample(np.zeros(8, np.float32), None)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        made.accept(9)
+    with pytest.raises(ValueError, match="more tokens than were accepted"):
+        made.truncate(1)

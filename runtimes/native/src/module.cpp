@@ -1,8 +1,10 @@
 // The Python side: turns arrays into the program and forwards into calls. Shapes are checked here, meaning in C++.
 #include "engine.hpp"
+#include "sampling.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -167,6 +169,38 @@ void read_buffer(const Opened &opened, int32_t buffer, Results out) {
   engine.read(buffer, static_cast<int64_t>(out.shape(0)), out.data());
 }
 
+// `rule` has the fields of SamplingRule.
+Sampler *make_sampler(const nb::dict &rule, const std::string &kernels) {
+  const Kernels *found = find_kernels(kernels.c_str());
+  require(found != nullptr, "sampling: a kernel set that is unknown, or not usable on this processor");
+  SamplingRule r;
+  size_t known = 0;
+  const auto take = [&](const char *name, auto &value) {
+    require(rule.contains(name) && nb::try_cast(rule[name], value), "sampling: a field that is missing or of another type");
+    ++known;
+  };
+  take("temperature", r.temperature);
+  take("top_k", r.top_k);
+  take("top_p", r.top_p);
+  take("min_p", r.min_p);
+  take("repetition", r.repetition);
+  take("presence", r.presence);
+  take("frequency", r.frequency);
+  take("seed", r.seed);
+  take("end", r.end);
+  take("holes", r.holes);
+  take("bias_ids", r.bias_ids);
+  take("bias", r.bias);
+  require(known == rule.size(), "sampling: a field that is not known");
+  return new Sampler(std::move(r), *found);
+}
+
+int32_t sample(Sampler &sampler, Array<float, 1> logits, std::optional<Array<uint8_t, 1>> allowed) {
+  const size_t end = static_cast<size_t>(sampler.end());
+  require(logits.shape(0) >= end && (!allowed || allowed->shape(0) >= end), "sampling: fewer logits than tokens");
+  return sampler.sample(logits.data(), allowed ? allowed->data() : nullptr);
+}
+
 } // namespace
 
 NB_MODULE(_native, m) {
@@ -179,6 +213,14 @@ NB_MODULE(_native, m) {
     return std::string(found ? found->name : "");
   });
   m.def("schema", &schema);
+  m.def("uniform", &uniform, "seed"_a, "draw"_a);
+  nb::class_<Sampler>(m, "Sampler")
+      .def(nb::new_(&make_sampler), "rule"_a, "kernels"_a)
+      .def("prompt", [](Sampler &s, Array<int32_t, 1> tokens) { s.prompt({tokens.data(), tokens.shape(0)}); })
+      .def("accept", &Sampler::accept, "token"_a)
+      .def("truncate", &Sampler::truncate, "count"_a)
+      .def("sample", &sample, "logits"_a, "allowed"_a.none())
+      .def_prop_ro("draws", &Sampler::draws);
   nb::class_<Opened>(m, "Engine")
       .def(nb::new_(&make_engine), "tables"_a, "vectors"_a, "kernels"_a, "threads"_a)
       .def("pack", &pack_rows)

@@ -14,6 +14,7 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #include "kernels/float_linear.hpp"
 #include "kernels/kv_rows.hpp"
+#include "kernels/logits.hpp"
 #include "kernels/rows.hpp"
 
 template <typename F> constexpr LinearKernels linear_kernels() {
@@ -29,5 +30,5 @@ template <typename... F> struct LinearTable<List<F...>> {
 
 constexpr Kernels table(const char *name) {
   return {name,    LinearTable<Formats>::kRecords, quantize, quantize_block, norm, gate,
-          softcap, rope,  write_row,   attend,   merge};
+          softcap, rope,  write_row,   attend,   merge, largest, exponential_sum, at_least};
 }

@@ -114,6 +114,10 @@ struct Kernels {
   // A state's maximum is of scores times log2(e).
   void (*attend)(const AttentionTile &, Softmax part, int64_t stride, const Softmax &state);
   void (*merge)(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded);
+  // Of a row of logits; see kernels/logits.hpp.
+  float (*largest)(const float *x, int64_t count);
+  double (*exponential_sum)(const float *x, int64_t count, float top, float inverse);
+  int64_t (*at_least)(const float *x, int64_t count, float least, int32_t *ids);
 };
 
 const Kernels *portable_kernels();

@@ -99,6 +99,10 @@ inline Floats where_finite(Floats score, Floats x) { // x, but the score where t
   EACH(x.v[i] = score.v[i] - score.v[i] == 0 ? x.v[i] : score.v[i]);
   return x;
 }
+inline Floats where_number(Floats a, Floats x, Floats y) { // y where a is NaN, else x
+  EACH(x.v[i] = a.v[i] == a.v[i] ? x.v[i] : y.v[i]);
+  return x;
+}
 inline Floats where_larger(Floats a, Floats b, Floats x, Floats y) { // x where a > b, else y
   EACH(y.v[i] = a.v[i] > b.v[i] ? x.v[i] : y.v[i]);
   return y;

@@ -204,6 +204,36 @@ void test_gap(const Kernels &k, KvFormat format) {
   expect(state[1] == 8 && std::fabs(state[2] - 8) < 0.05f, "of 260 positions eight are held, and each counts once");
 }
 
+void test_logits(const Kernels &k, int64_t width) {
+  std::vector<float> x = random_floats(width, 5);
+  const float top = *std::max_element(x.begin(), x.end());
+  expect(k.largest(x.data(), width) == top, "the largest");
+  for (double temperature : {0.05, 1.0, 30.0}) {
+    double sum = 0;
+    for (float value : x)
+      sum += std::exp((static_cast<double>(value) - top) / temperature);
+    near(k.exponential_sum(x.data(), width, top, static_cast<float>(1 / temperature)), sum, 1e-5, "sum of exponentials");
+  }
+  for (float least : {-3.0f, 0.0f, top, top + 1}) {
+    std::vector<int32_t> expected, found(x.size() + 1, -7);
+    for (int64_t i = 0; i < width; ++i)
+      if (x[static_cast<size_t>(i)] >= least)
+        expected.push_back(static_cast<int32_t>(i));
+    const int64_t count = k.at_least(x.data(), width, least, found.data());
+    expect(found.back() == -7, "ids end where they end");
+    found.resize(static_cast<size_t>(count));
+    expect(found == expected, "ids of at least");
+  }
+  for (float strange : {std::nanf(""), -std::nanf("")})
+    for (size_t at = 0; at < x.size(); ++at) {
+      std::vector<float> y = x;
+      y[at] = strange;
+      expect(std::isnan(k.largest(y.data(), width)), "a NaN anywhere is told");
+    }
+  const std::vector<float> none(x.size(), -INFINITY);
+  expect(k.largest(none.data(), width) == -INFINITY, "nothing but minus infinity");
+}
+
 } // namespace
 
 int main() {
@@ -214,6 +244,7 @@ int main() {
       test_norm(k, width);
       test_rows(k, width);
       test_rope(k, width);
+      test_logits(k, width);
       test_quantize(k, width);
       for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
         for (float softcap : {0.0f, 2.0f})
@@ -221,6 +252,7 @@ int main() {
             for (bool latent : {false, true})
               test_attention(k, static_cast<int32_t>(width), format, softcap, turn, latent);
     }
+    test_logits(k, 5000); // of several sums
     for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
       test_gap(k, format);
   }
