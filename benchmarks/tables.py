@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtimes import native
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -45,9 +47,13 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def machine() -> str:
-    """The processor, cores, system and Python, and how busy the machine is: the load average of the last minute."""
+    """The processor, cores, system and Python, and how busy the machine is: the load average of the last minute.
+
+    A processor's name may say nothing of its instructions, so the kernel set that the native engine takes is there too.
+    """
     load = "" if sys.platform == "win32" else f", load {os.getloadavg()[0]:.2f} at the start"
-    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}{load}"
+    kernels = f" ({native.kernels()})" if native.support().devices else ""
+    return f"{_processor()}{kernels}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}{load}"
 
 
 def _processor() -> str:
