@@ -53,7 +53,8 @@ def machine() -> str:
     """
     load = "" if sys.platform == "win32" else f", load {os.getloadavg()[0]:.2f} at the start"
     kernels = f" ({native.kernels()})" if native.support().devices else ""
-    return f"{_processor()}{kernels}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}{load}"
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    return f"{_processor()}{kernels}, {os.cpu_count()} cores, {system}{load}"
 
 
 def _processor() -> str:
