@@ -102,7 +102,8 @@ class Pipeline:
                 raise OptionError(
                     "a raw prompt is a text; messages, tools, thinking and template variables need the model's template"
                 )
-            return self.tokenizer.encode_prompt(prompt)
+            with found_in(BundleError, self.bundle.path):  # of a text that the tokenizer's own file cannot encode
+                return self.tokenizer.encode_prompt(prompt)
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if self.template is None:
             raise OptionError(f"{self.bundle.manifest.name} has no chat template; use it raw, as a text to continue")

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 import edge
-from edge.errors import BundleError, OptionError
+from edge.errors import FormatError, OptionError
 from edge.options import GenerateOptions
 from edge.pipeline import Pipeline
 from edge.sampling import Sampler
@@ -78,5 +78,5 @@ def test_n18_which_ids_are_padded(ids: tuple[int, ...], rows: int, padded: tuple
 @pytest.mark.parametrize("ids", [(0, 2), (0, 1, 2, 4)])
 def test_n18_gaps_into_which_stand_ins_would_fall_are_refused(ids: tuple[int, ...]) -> None:
     source = Library(models.WordLevel({f"w{index}": index for index in ids}, "w0"))
-    with pytest.raises(BundleError, match=f"ids have gaps: it has {len(ids)} tokens, and one has the id {ids[-1]}"):
+    with pytest.raises(FormatError, match=f"ids have gaps: it has {len(ids)} tokens, and one has the id {ids[-1]}"):
         Tokenizer(source.to_str(), bos=None, eos=(), add_bos=False, special={})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.errors import BundleError, CheckpointError
+from edge.errors import CheckpointError, FormatError
 from edge.tokenizer import Tokenizer
 from exporters.checkpoint.folder_tokenizer import read_tokenizer
 from tests.fuzz import seeds
@@ -18,7 +18,7 @@ def test_a_tokenizer_that_cannot_encode_what_it_does_not_know(tmp_path: Path) ->
     document = json.loads(seeds.tokenizers(tmp_path)[2])
     document["model"]["unk_id"] = None
     tokenizer = Tokenizer(json.dumps(document), bos=None, eos=(), add_bos=False, special={})
-    with pytest.raises(BundleError, match="cannot encode a text: Encountered an unknown token"):
+    with pytest.raises(FormatError, match="cannot encode a text: Encountered an unknown token"):
         tokenizer.encode("xyz")
 
 
@@ -27,7 +27,7 @@ def test_a_tokenizer_at_which_the_library_panics(tmp_path: Path) -> None:
     document = json.loads(seeds.tokenizers(tmp_path / "seeds")[1])
     document["model"]["continuing_subword_prefix"] = ".."
     text = json.dumps(document)
-    with pytest.raises(BundleError, match=r"cannot be read as a tokenizer\.json: slice index"):
+    with pytest.raises(FormatError, match=r"cannot be read as a tokenizer\.json: slice index"):
         Tokenizer(text, bos=None, eos=(), add_bos=False, special={})
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"cannot be read as a tokenizer\.json: slice index"):
