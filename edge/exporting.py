@@ -24,7 +24,9 @@ class ExportOptions(TypedDict, total=False):
                  the calibrated codes against the source's answers, with torch: longer still, and closer
     calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
                  mix of prose, code and dialogue
-    gate         conditions such as "kl<=0.12,top1>=0.80" (see exporters.gate), without which nothing is published
+    gate         conditions such as "kl<=0.12,code.top1>=0.8" (see exporters.gate), without which nothing is published
+    report       "quick" compares on 128 tokens, "full" on three held-out texts, head by head: minutes; by default what
+                 the gate needs
     contexts     context lengths of the functions of a Core ML package, multiples of 32; by default 512 and 2048
     minimum_os   the oldest system that a Core ML package must run on, such as "iOS18", the oldest that there is
     resume       keep what is done when the export is interrupted, in a hidden folder beside `out`, and go on from it
@@ -37,6 +39,7 @@ class ExportOptions(TypedDict, total=False):
     effort: str | None
     calibration: str | Path | None
     gate: str | None
+    report: str | None
     contexts: Sequence[int] | None
     minimum_os: str | None
     resume: bool

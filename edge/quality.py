@@ -6,11 +6,13 @@ machine of the export; this module knows how they are told, not how they are fou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-Record = TypeVar("Record")
+from edge import tolerant
+from edge.measured import Costs, Measured
+
 # The mean KL, in nats a token, past which answers differ from the source's often enough to be warned of.
 LOSS_LIMIT = 0.1
 
@@ -64,15 +66,9 @@ class ParityReport:
         """What becomes of the model by the runtime that `auto` picked."""
         return self.runtimes[self.auto].total if self.auto is not None else None
 
-    @classmethod
-    def from_json(cls, data: Any) -> ParityReport:
-        """Raises ValueError for an ill-formed report."""
-        report = _record(cls, data, runtimes=_table(_runtime), source=_optional(_comparison), refused=_table(_text))
-        if type(report.tokens) is not int or report.tokens < 0:
-            raise ValueError(f"tokens is {report.tokens!r}")
-        if report.auto is not None and report.auto not in report.runtimes:
-            raise ValueError(f"auto is {report.auto!r}, which is none of the runtimes")
-        return report
+    def __post_init__(self) -> None:
+        if self.auto is not None and self.auto not in self.runtimes:
+            raise ValueError(f"auto is {self.auto!r}, which is none of the runtimes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,73 +82,64 @@ class SchemeUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Overall:
+    """What becomes of the model by the runtime that `auto` picked: mean KL and top-1 agreement with the source.
+
+    `text` says how much was read for it.
+    """
+
+    mean_kl: float
+    top1: float
+    runtime: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class QualityReport:
-    """`notes` are lines for a person. `parity` is None where nothing was compared, and a note then says why."""
+    """`notes` are lines for a person. `parity` is None where nothing was compared, and a note then says why.
+
+    `measured` and `costs` are the full report's, None in a quick one. The manifest holds all but `costs`.
+    """
 
     schemes: Mapping[str, SchemeUse] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     parity: ParityReport | None = None
+    measured: Measured | None = None
+    costs: Costs | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
+        return sum(use.bytes for use in self.schemes.values())
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight, 0 where no weight is reported."""
+        count = sum(use.parameters for use in self.schemes.values())
+        return 8 * self.size / count if count else 0.0
+
+    @property
+    def overall(self) -> Overall | None:
+        """From the full report where there is one; None where nothing was compared with the source."""
+        measured = self.measured
+        found = measured.overall() if measured is not None and measured.other == "source" else None
+        if measured is not None and found is not None:
+            tokens = sum(row.tokens for row in measured.short())
+            return Overall(*found, measured.runtime, f"{tokens} tokens of {len(measured.texts)} texts")
+        parity = self.parity
+        if parity is None or parity.total is None:
+            return None
+        return Overall(parity.total.mean_kl, parity.total.top1, str(parity.auto), f"{parity.tokens} tokens")
+
+    def summary(self) -> QualityReport:
+        """What of it the manifest tells."""
+        return replace(self, costs=None)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "notes": list(self.notes)}
+        """Its fields, and what follows from them: `bits_per_weight`, `bytes`."""
+        return {**asdict(self), "bits_per_weight": self.bits, "bytes": self.size}
 
     @classmethod
     def from_json(cls, data: Any) -> QualityReport:
         """The inverse of `to_json`. Raises ValueError for an ill-formed report."""
-        return _record(cls, data, schemes=_table(_use), notes=_texts, parity=_optional(ParityReport.from_json))
-
-
-def _record(kind: type[Record], data: Any, **readers: Callable[[Any], Any]) -> Record:
-    if not isinstance(data, dict):
-        raise ValueError(f"{kind.__name__} is {type(data).__name__}, no table")
-    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    values = {name: value for name, value in data.items() if name in known}  # a later version may tell more
-    try:
-        return kind(**{name: readers[name](value) if name in readers else value for name, value in values.items()})
-    except TypeError as error:
-        raise ValueError(f"{kind.__name__}: {error}") from error
-
-
-def _table(read: Callable[[Any], Record]) -> Callable[[Any], dict[str, Record]]:
-    def table(data: Any) -> dict[str, Record]:
-        if not isinstance(data, dict):
-            raise ValueError(f"{type(data).__name__} where a table is needed")
-        return {name: read(item) for name, item in data.items()}
-
-    return table
-
-
-def _optional(read: Callable[[Any], Record]) -> Callable[[Any], Record | None]:
-    return lambda data: None if data is None else read(data)
-
-
-def _texts(data: Any) -> tuple[str, ...]:
-    if not isinstance(data, list) or not all(isinstance(item, str) for item in data):
-        raise ValueError("the notes are no list of texts")
-    return tuple(data)
-
-
-def _text(data: Any) -> str:
-    if not isinstance(data, str):
-        raise ValueError(f"{data!r} is no text")
-    return data
-
-
-def _comparison(data: Any) -> Comparison:
-    found = _record(Comparison, data)
-    for name, value in asdict(found).items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name} is {value!r}, no number")
-    return found
-
-
-def _runtime(data: Any) -> RuntimeQuality:
-    return _record(RuntimeQuality, data, exact=_comparison, used=_comparison, total=_optional(_comparison))
-
-
-def _use(data: Any) -> SchemeUse:
-    found = _record(SchemeUse, data)
-    for name, value in asdict(found).items():
-        if type(value) is not int or value < 0:
-            raise ValueError(f"{name} is {value!r}, no count")
-    return found
+        return tolerant.read(cls, data)

@@ -1,120 +1,113 @@
-"""Evaluating a bundle on a text, as the runtime that people will get computes it, alone or against another model."""
+"""Evaluating a bundle on texts, as the runtime that people will get computes it, alone or against another model."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from edge import bundle as bundles
-from edge import graph as graphs
-from edge import texts
+from edge import texts as files
 from edge.bundle import Bundle
 from edge.errors import NotFoundError, OptionError
-from edge.kv import KvDtype
+from edge.measured import Measured
 from edge.progress import Progress
-from edge.tokenizer import open_tokenizer
+from edge.quality import QualityReport
 from exporters import parity
-from exporters.architectures import describe
-from exporters.checkpoint.open import open_checkpoint
-from exporters.distance import FIRST, Distance, Logits
-from exporters.reference import Reference
+from exporters.checkpoint import SourceTensor
+from exporters.report import costs
+from exporters.report import texts as held_out
+from exporters.report.measure import Text, describe_text, measure
+from exporters.report.models import FromBundle, FromWeights, Opener, opened
+from exporters.report.prompts import Answers, compare
 
-LENGTH, MOST = 512, 16  # tokens a sample, and samples
-Model = Callable[[list[int]], Logits]  # ids → logits of each, [ids, vocab]
-
-
-@dataclass(frozen=True, slots=True)
-class Against:
-    """A bundle next to another model: KL(other ‖ bundle), nats a token, and agreement, from position 64 of a sample."""
-
-    perplexity: float
-    mean_kl: float
-    p99_kl: float
-    top1: float
+_COSTS_TEXT = "dialogue"  # or the first that there is
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """`tokens` in `samples` that are sequences by themselves; `against` None where there was no other model."""
-
-    tokens: int
-    samples: int
-    perplexity: float
-    against: Against | None
-
-
-def evaluate(
-    bundle: Bundle, text: Path, against: Path | None, progress: Progress, *, runtime: str = "auto",
-    kv_dtype: KvDtype = "auto",
-) -> Evaluation:  # fmt: skip
-    """Run a bundle over the beginning of a text, at most 16 samples of 512 tokens.
+def evaluate(own: FromBundle, texts: Sequence[Path], against: Path | None, progress: Progress) -> Measured:
+    """Run a bundle over the beginning of each text, at most 8192 tokens of it, or over the held-out ones for none.
 
     `against` is another bundle, run by the same runtime, or a checkpoint, run in float32 by the reference interpreter.
     Raises NotFoundError, OptionError for a text that is too short or another vocabulary, and what opening raises.
     """
-    parts = samples(bundle, text)
-
-    def run(ids: list[int]) -> Logits:
-        return parity.run_graph(bundle, ids, exact=False, chunk=256, runtime=runtime, kv_dtype=kv_dtype)
-
-    own, other = Distance(), Distance()
-    with _other(against, bundle, runtime) as model:
-        for number, ids in enumerate(parts):
-            progress("evaluate", number / len(parts))
-            found = run(ids)
-            expected = found if model is None else model(ids)
-            own.add(expected, found, ids)
-            other.add(expected, expected, ids)
-        progress("evaluate", 1.0)
-    told = None if against is None else Against(other.perplexity, own.mean_kl, own.p99_kl, own.top1)
-    return Evaluation(sum(map(len, parts)), len(parts), own.perplexity, told)
+    with other_model(against, own) as (model, name):
+        return _measure(own, model, name, texts, progress)[0]
 
 
-def samples(bundle: Bundle, text: Path) -> list[list[int]]:
-    """The text's first samples of ids, each after a bos if the tokenizer adds one."""
+def report(own: FromBundle, texts: Sequence[Path], against: Path | None, progress: Progress) -> QualityReport:
+    """The bundle's own report with what `evaluate` finds, and where `against` is a checkpoint with what parts cost."""
+    with other_model(against, own) as (model, name):
+        return _extended(own.bundle.manifest.quality, own, model, name, texts, progress)
+
+
+def extend(
+    found: QualityReport, bundle: Bundle, source: Mapping[str, SourceTensor], progress: Progress
+) -> QualityReport:
+    """An export's quick report made full, against its source. Raises what opening the runtime raises."""
+    weights = FromWeights(bundle.graph, parity.source_reader(source))
+    return _extended(found, FromBundle(bundle), weights, "source", (), progress)
+
+
+def answer(own: FromBundle, prompts: Path, against: Path | None, limit: int, progress: Progress) -> Answers:
+    """Answers to a file's prompts of at most `limit` tokens, next to those of `against`; see report.prompts."""
+    with other_model(against, own) as (model, name):
+        return compare(own, model, name, prompts, limit, progress)
+
+
+def _extended(
+    found: QualityReport, own: FromBundle, other: Opener | None, name: str, texts: Sequence[Path], progress: Progress
+) -> QualityReport:
+    measured, described = _measure(own, other, name, texts, progress)
+    parts = None
+    if isinstance(other, FromWeights):
+        text = next((item for item in described if item.name == _COSTS_TEXT), described[0])
+        ids = text.samples[min(text.samples)][0]
+        parts = costs.find(own.bundle.graph, other.read, own.bundle.weights.read, ids, progress)
+    return replace(found, measured=measured, costs=parts)
+
+
+def _measure(
+    own: FromBundle, other: Opener | None, name: str, texts: Sequence[Path], progress: Progress
+) -> tuple[Measured, list[Text]]:
+    described, missing = ([_given(path, own) for path in texts], {}) if texts else built_in(own)
+    found = measure(own, other, name, described, progress)
+    return replace(found, refused={**missing, **found.refused}), described
+
+
+def built_in(bundle: FromBundle) -> tuple[list[Text], dict[str, str]]:
+    """The held-out texts, and why some are not there."""
+    found: list[Text] = []
+    missing: dict[str, str] = {}
+    for name, domain in held_out.DOMAINS.items():
+        content = held_out.read(name)
+        if content is None:
+            missing[name] = f"{domain.source} is not installed as text here"
+        else:
+            found.append(describe_text(name, content, domain.source, domain.license, bundle))
+    return found, missing
+
+
+def _given(path: Path, bundle: FromBundle) -> Text:
     try:
-        content = texts.read(text)
+        content = files.read(path)
     except FileNotFoundError as error:
-        raise NotFoundError(f"no text {str(text)!r}: there is no such file") from error
+        raise NotFoundError(f"no text {str(path)!r}: there is no such file") from error
     except (OSError, ValueError) as error:
-        raise OptionError(f"text {text}: {error}") from error
-    tokenizer = open_tokenizer(bundle)
-    ids, prefix = tokenizer.encode(content), tokenizer.with_bos([])
-    own = min(LENGTH, bundle.spec.context) - len(prefix)
-    whole = [[*prefix, *ids[start : start + own]] for start in range(0, min(len(ids), own * MOST), own)]
-    found = [part for part in whole if len(part) == own + len(prefix)] or whole[:1]
-    if not found or len(found[0]) <= FIRST + 1:
-        raise OptionError(f"text {text} is {len(ids)} tokens; more than {FIRST} are needed")
-    return found
+        raise OptionError(f"text {path}: {error}") from error
+    return describe_text(path.stem, content, path.name, "", bundle)
 
 
 @contextlib.contextmanager
-def _other(path: Path | None, bundle: Bundle, runtime: str) -> Iterator[Model | None]:
+def other_model(path: Path | None, own: FromBundle) -> Iterator[tuple[Opener | None, str]]:
+    """The model to compare with, and what it is called. Raises OptionError for another vocabulary."""
     if path is None:
-        yield None
-    elif (path / bundles.MANIFEST).is_file():
-        opened = bundles.open_bundle(path)
-        _check_vocabulary(path, opened.spec.vocab_size, bundle)
-        yield lambda ids: parity.run_graph(opened, ids, exact=False, chunk=256, runtime=runtime)
-    else:
-        with contextlib.closing(open_checkpoint(path)) as checkpoint:
-            model = describe(checkpoint)
-            _check_vocabulary(path, model.spec.vocab_size, bundle)
-            read = parity.source_reader(model.weights)
-            reference = Reference(graphs.build(model.spec), read, context=min(LENGTH, bundle.spec.context))
-
-            def run(ids: list[int]) -> Logits:
-                reference.reset()
-                return reference.run(ids)
-
-            yield run
-
-
-def _check_vocabulary(path: Path, size: int, bundle: Bundle) -> None:
-    if size != bundle.spec.vocab_size:
-        raise OptionError(
-            f"{path} has a vocabulary of {size} tokens and {bundle.path} one of {bundle.spec.vocab_size}: their logits "
-            "cannot be compared"
-        )
+        yield None, ""
+        return
+    with opened(path, own.options.runtime) as (model, name):
+        size = model.spec.vocab_size
+        if size != own.spec.vocab_size:
+            raise OptionError(
+                f"{path} has a vocabulary of {size} tokens and {own.bundle.path} one of {own.spec.vocab_size}: their "
+                "logits cannot be compared"
+            )
+        yield model, name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,15 +13,17 @@ import edge
 from edge import bundle as bundles
 from edge import graph as graphs
 from edge import texts
-from edge.bundle import Bundle, FileInfo, GraphInfo, Manifest, TokenizerInfo
+from edge.bundle import Bundle, FileInfo, Manifest, TokenizerInfo
 from edge.chat import check_templates
 from edge.errors import CheckpointError, found_in
 from edge.files import remove_tree
 from edge.graph import Graph
 from edge.kv import row_bytes
+from edge.quality import QualityReport
+from edge.runtime import automatic
 from edge.sums import sha256
 from edge.tokenizer import build_tokenizer
-from exporters import calibration, gate, native_precision, parity, quality, targets, work
+from exporters import calibration, evaluation, gate, native_precision, parity, quality, targets, work
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.calibration import Samples, calibrator
@@ -71,6 +73,9 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     report: Progress = options.get("progress") or (lambda stage, share: None)
     wanted = options.get("gate")
     conditions = () if wanted is None else gate.parse(wanted)
+    thorough = gate.mode(conditions, options.get("report"))
+    if thorough == "full":
+        automatic()  # without a runtime there is nothing to measure, which is better known before hours of work
     checkpoint = open_checkpoint(source)
     try:
         with BundleFolder(Path(out)) as folder:
@@ -85,23 +90,19 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             reference = parity.Parity(draft, found.model.weights) if parity.affordable(draft) else None
             report("reference", 1.0)
             emitted = _emit(found, draft, reference, report)
-            graph_table: dict[str, GraphInfo] = {name: info for item in emitted for name, info in item.graphs.items()}
-            artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
-            precision = native_precision.choose(draft, reference, found.recipe.activation_kl)
-            artefacts = {"payload": parity.PAYLOAD, **artefacts}
-            systems = {system: version for item in emitted for system, version in item.minimum_os.items()}
-            manifest = replace(
-                draft.manifest, graphs=graph_table, artefacts=artefacts, precision=precision, minimum_os=systems
-            )
-            report("compare", 0.0)
-            made = Bundle(folder.path, manifest)
-            compared = None if reference is None else reference.report(made)
+            manifest = _complete(found, draft, reference, emitted)
             notes = [*found.files.notes, *found.notes, *quality.weight_notes(found.model, found.plans, encoded.zeros)]
             notes += [note for item in emitted for note in item.notes]
-            judged = quality.build(made, found.plans, compared, notes)
+            report("compare", 0.0)
+            made = Bundle(folder.path, manifest)
+            judged = quality.build(made, found.plans, None if reference is None else reference.report(made), notes)
             report("compare", 1.0)
-            gate.check(conditions, judged, folder.destination)
-            _write_manifest(folder.path, replace(manifest, quality=judged, origin=find_origin(checkpoint)))
+            if thorough == "full":
+                judged = evaluation.extend(
+                    judged, made, found.model.weights, lambda stage, share, _=None: report(stage, share)
+                )
+            gate.check(conditions, judged, folder.destination, manifest.name)
+            _write_manifest(folder.path, replace(manifest, origin=find_origin(checkpoint)), judged)
             report("publish", 0.0)
             published = folder.commit()
             if resumable is not None:
@@ -110,6 +111,20 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
     finally:
         checkpoint.close()
     return bundles.open_bundle(published)
+
+
+def _complete(
+    found: _Described, draft: Bundle, reference: parity.Parity | None, emitted: Sequence[targets.Emitted]
+) -> Manifest:
+    """The draft's manifest with what targets wrote, and how precisely the native engine is to compute."""
+    artefacts = dict(zip(found.targets, (item.artefact for item in emitted), strict=True))
+    return replace(
+        draft.manifest,
+        graphs={name: info for item in emitted for name, info in item.graphs.items()},
+        artefacts={"payload": parity.PAYLOAD, **artefacts},
+        precision=native_precision.choose(draft, reference, found.recipe.activation_kl),
+        minimum_os={system: version for item in emitted for system, version in item.minimum_os.items()},
+    )
 
 
 def _write_weights(
@@ -239,8 +254,7 @@ def _sums(folder: Path, pattern: str = "*") -> dict[str, FileInfo]:
     return {path.relative_to(folder).as_posix(): FileInfo(path.stat().st_size, sha256(path)) for path in found}
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _write_manifest(folder: Path, manifest: Manifest, judged: QualityReport) -> None:
     (folder / "report").mkdir()
-    text = json.dumps(manifest.quality.to_json(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    (folder / "report" / "quality.json").write_text(text, encoding="utf-8", newline="\n")
-    bundles.write_manifest(folder, replace(manifest, files=_sums(folder)))
+    quality.write(judged, folder / "report" / "quality.json", manifest.name)
+    bundles.write_manifest(folder, replace(manifest, quality=judged.summary(), files=_sums(folder)))

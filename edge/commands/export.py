@@ -18,6 +18,7 @@ from edge.commands.inspect import describe
 from edge.commands.quality import note_quality, print_quality
 from edge.commands.release import CATALOG, check_free, parse_variants, release
 from edge.errors import OptionError
+from edge.exporting import ExportOptions
 from edge.paths import expanded
 
 
@@ -78,7 +79,16 @@ class Export:
     ] = None
     gate: Annotated[
         str | None,
-        typer.Option(metavar="'kl<=0.12,top1>=0.80'", help="Publish only what reaches this; otherwise exit with 3."),
+        typer.Option(
+            metavar="'kl<=0.12,code.top1>=0.8'", help="Publish only what reaches this; otherwise exit with 3."
+        ),
+    ] = None
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="quick|full",
+            help="quick: 128 tokens; full: three texts, and head by head, minutes. [default: what --gate needs]",
+        ),
     ] = None
     resume: Annotated[
         bool,
@@ -109,7 +119,8 @@ class Export:
         with terminal.progress() as progress:
             bundle = edge.export(
                 self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
-                calibration=self.calibration, gate=self.gate, resume=self.resume, contexts=_contexts(self.contexts),
+                calibration=self.calibration, gate=self.gate, report=self.report, resume=self.resume,
+                contexts=_contexts(self.contexts),
                 minimum_os=self.minimum_os, progress=progress,
             )  # fmt: skip
         summary = describe(bundle)
@@ -123,12 +134,8 @@ class Export:
     def _release(self, variants: list[str]) -> int:
         if self.source is not None or self.recipe is not None:
             raise OptionError("--variants names sources and recipes itself; leave out SOURCE and --recipe")
-        alone = (self.effort, self.calibration, self.gate, self.contexts, self.minimum_os)
-        if self.resume or any(item is not None for item in alone):
-            raise OptionError(
-                "--effort, --calibration, --gate, --resume, --contexts and --minimum-os are for one SOURCE; leave them "
-                "out with --variants"
-            )
+        if self.resume:
+            raise OptionError("--resume is for one SOURCE; leave it out with --variants")
         targets = parse_targets(self.targets)
         if self.out is None or self.out.suffix == store.SUFFIX:
             raise OptionError(f"-o names the release's folder, which holds bundles and does not end in {store.SUFFIX}")
@@ -138,7 +145,11 @@ class Export:
             check_free(self.out / f"{name}-{recipe}{store.SUFFIX}", force=self.force)
         terms = _checked(self.license)
         with terminal.progress() as progress:
-            bundles = release(named, self.out, name=name, terms=terms, targets=targets, progress=progress)
+            options: ExportOptions = {
+                "targets": targets, "effort": self.effort, "calibration": self.calibration, "gate": self.gate,
+                "report": self.report, "contexts": _contexts(self.contexts), "minimum_os": self.minimum_os,
+            }  # fmt: skip
+            bundles = release(named, self.out, options, name=name, terms=terms, progress=progress)
         summaries = [describe(bundle) for bundle in bundles.values()]
         if self.json:
             terminal.print_json({"catalog": str(self.out / CATALOG), "bundles": summaries})

@@ -60,7 +60,7 @@ def describe(bundle: Bundle, options: RuntimeOptions | None = None) -> dict[str,
     parameters = sum(row["parameters"] for row in tensors)
     context = min(spec.context, DEFAULT_CONTEXT)
     kv = _kv(bundle, context, options or RuntimeOptions())
-    quality = manifest.quality.parity
+    quality = manifest.quality.overall
     return {
         "name": manifest.name,
         "path": str(bundle.path),
@@ -79,8 +79,8 @@ def describe(bundle: Bundle, options: RuntimeOptions | None = None) -> dict[str,
         "kv": kv,
         "memory": {"context": context, "weights": weights, "kv": kv["bytes"], "total": weights + kv["bytes"]},
         "sampling": manifest.sampling,
-        "mean_kl": quality.total.mean_kl if quality and quality.total else None,
-        "top1": quality.total.top1 if quality and quality.total else None,
+        "mean_kl": quality.mean_kl if quality else None,
+        "top1": quality.top1 if quality else None,
         "origin": asdict(manifest.origin) if manifest.origin else None,
     }
 

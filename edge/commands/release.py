@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import edge
 from edge import store
@@ -14,6 +15,9 @@ from edge.errors import NotFoundError, OptionError, StorageError
 from edge.files import write_whole
 from edge.progress import Progress
 from edge.sums import sha256
+
+if TYPE_CHECKING:
+    from edge.exporting import ExportOptions
 
 CATALOG = "catalog.toml"
 UNKNOWN_LICENSE = "see the source model"
@@ -43,13 +47,15 @@ def check_free(target: Path, *, force: bool) -> None:
 def release(
     variants: Mapping[str, str],
     folder: Path,
+    options: ExportOptions,
     *,
     name: str,
     terms: str | None,
-    targets: Sequence[str] | None = None,
     progress: Progress,
 ) -> dict[str, Bundle]:
     """Export every variant to `folder/NAME-RECIPE.dsedge`, then write `folder/catalog.toml`; the bundles by model name.
+
+    `options` are those of each export but for its recipe, name and progress.
 
     Recipes, sources and targets are looked at first, before hours of exporting. A variant that fails then leaves the
     others, and an earlier catalogue, as they are. Raises what `edge.export` raises.
@@ -70,14 +76,8 @@ def release(
     entries: list[str] = []
     for recipe, source in variants.items():
         model = store.check_name(f"{name}-{recipe}")
-        bundle = edge.export(
-            source,
-            folder / (model + store.SUFFIX),
-            recipe=recipe,
-            name=model,
-            targets=targets,
-            progress=lambda stage, done, recipe=recipe: progress(f"{recipe}: {stage}", done),  # type: ignore[misc]
-        )
+        own: ExportOptions = {**options, "recipe": recipe, "name": model, "progress": _named(recipe, progress)}
+        bundle = edge.export(source, folder / (model + store.SUFFIX), **own)
         bundles[model] = bundle
         entries.append(_entry(model, f"{name} ({recipe})", recipe, bundle, terms or UNKNOWN_LICENSE))
     path = folder / CATALOG
@@ -86,6 +86,11 @@ def release(
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return bundles
+
+
+def _named(recipe: str, progress: Progress) -> Callable[[str, float], None]:
+    """The progress of a variant's export, its stages named after its recipe."""
+    return lambda stage, done: progress(f"{recipe}: {stage}", done)
 
 
 def _entry(model: str, title: str, recipe: str, bundle: Bundle, terms: str) -> str:

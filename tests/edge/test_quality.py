@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edge.commands.quality import note_quality
 from edge.quality import Comparison, ParityReport, QualityReport, RuntimeQuality, SchemeUse
+from tests.exporters.test_gate import FULL
 
 LITTLE, MUCH = Comparison(0.5, 2.0, 0.0123, 0.984), Comparison(3.0, 2.0, 0.1001, 0.61)
 
@@ -64,5 +66,12 @@ def test_n15_the_line_is_of_the_runtime_that_auto_picked(capsys: pytest.CaptureF
     assert lines[0].startswith("quality: mean KL 0.1001, same top token 61.0%")
     assert "a mean KL above 0.1: answers will often differ" in lines[1]
     assert "--recipe int8" in lines[1]
+    full = replace(report(LITTLE, MUCH), measured=FULL.measured)
+    note_quality(full)
+    told = capsys.readouterr().err
+    assert "mean KL 0.2000, same top token 80.0% (runtime native against the source's weights, 24576 tokens of" in told
+    assert full.measured is not None
+    note_quality(replace(full, measured=replace(full.measured, other="an older bundle")))
+    assert "mean KL 0.0123" in capsys.readouterr().err
     note_quality(QualityReport(notes=("a", "too large")))
     assert capsys.readouterr().err == "quality: not compared with the source (too large)\n"

@@ -65,6 +65,8 @@ def test_the_quality_report_adds_up(llama_bundle: Bundle, llama_folder: Path) ->
     for name, bits in (("int8-g32-sym", 8.5), ("int4-g32-sym", 4.5), ("float32", 32)):
         assert quality["schemes"][name]["bytes"] * 8 == quality["schemes"][name]["parameters"] * bits
         assert quality["schemes"][name]["carried"] == 0
+    assert quality["bytes"] == sum(entry["bytes"] for entry in quality["schemes"].values())
+    assert quality["bits_per_weight"] == 8 * quality["bytes"] / sum(x.size for x in numbers.values())
     # Heads of 16 are narrower than any group, which must be said of both layers.
     assert quality["notes"][0] == "layers.0.attn.o and 1 more: groups of 32 straddle heads of 16"
     parity = quality["parity"]
