@@ -113,11 +113,11 @@ def test_distance_agrees_with_torch() -> None:
         distance.add(reference[index], found[index], ids[index].tolist())
     a, b = (torch.log_softmax(torch.from_numpy(x).double(), -1) for x in (reference, found))
     kl = torch.nn.functional.kl_div(b, a, reduction="none", log_target=True).sum(-1)[:, 64:]
-    assert distance.mean_kl == pytest.approx(kl.mean().item(), rel=1e-9)
-    assert distance.p99_kl == pytest.approx(kl.quantile(0.99).item(), rel=1e-9)
+    assert distance.mean_kl == pytest.approx(kl.mean().item(), rel=1e-7)
+    assert distance.p99_kl == pytest.approx(kl.quantile(0.99).item(), rel=1e-7)
     assert distance.top1 == pytest.approx((a.argmax(-1) == b.argmax(-1))[:, 64:].double().mean().item())
     losses = [torch.nn.functional.nll_loss(b[i, :-1], torch.from_numpy(ids[i, 1:])) for i in range(2)]
-    assert distance.perplexity == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-9)
+    assert distance.perplexity == pytest.approx(torch.stack(losses).mean().exp().item(), rel=1e-7)
 
 
 def test_the_shipped_text_is_enough_and_reads_as_plain_text(tmp_path: Path) -> None:
