@@ -112,7 +112,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle = make(Path(folder), lite(args.layers))
         runtime = open_runtime(bundle, plan_layout(bundle.spec, 64, chunk=16), RuntimeOptions(runtime="native"))
-        session = Session(runtime, "error")
+        session = Session(runtime)
         session.feed(list(range(3, 19)))
         shares = []
         for token in range(8):

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from edge.bundle import Bundle
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
-from edge.runtime import RUNTIMES, Runtime, Segment, Support, Want, automatic, open_runtime
+from edge.runtime import RUNTIMES, Batch, Runtime, Support, automatic, open_runtime
 from edge.runtime import support as support_of
 
 NAME = "timed"
@@ -26,13 +25,12 @@ class TimedRuntime:
         self.forwards: list[tuple[float, float]] = []
         self.spec, self.layout, self.device = inner.spec, inner.layout, inner.device
         self.name = f"{NAME} {inner.name}"
-        self.store, self.copy_slots, self.rotate_sinks = inner.store, inner.copy_slots, inner.rotate_sinks
-        self.close = inner.close
+        self.capabilities, self.move, self.close = inner.capabilities, inner.move, inner.close
         self._inner = inner
 
-    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Any]:
+    def forward(self, batch: Batch) -> list[Any]:
         start = time.perf_counter()
-        result = self._inner.forward(segments, want)
+        result = self._inner.forward(batch)
         self.forwards.append((start, time.perf_counter()))
         return result
 

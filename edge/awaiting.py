@@ -1,7 +1,7 @@
 """An answer's steps for asyncio: each runs in a thread of the answer's own, so that none waits for another's.
 
-A pool of threads would do for one answer. With many, those that wait for their turn would hold all of its threads, and
-the one that has the turn would find none.
+A pool of threads would do for one answer. With many, those that wait for a step would hold all of its threads, and
+the one that is to step would find none.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from edge.turns import reader
-
 T = TypeVar("T")
 
 
 class Steps:
     """Runs functions in one daemon thread, one after another.
 
-    `give_up` is called when the task that waits is cancelled. To `edge.turns`, whoever awaits the step is its reader:
-    the task, not the thread.
+    `give_up` is called when the task that waits is cancelled.
     """
 
     def __init__(self, give_up: Callable[[], None]) -> None:
@@ -33,14 +30,12 @@ class Steps:
         """What the work returns or raises; it must not raise StopIteration, which no future can hold."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        task = asyncio.current_task()
 
         def settle(method: Callable[[Any], None], value: Any) -> None:
             if not future.done():
                 method(value)
 
         def step() -> None:
-            reader.set(task)
             try:
                 outcome: tuple[Callable[[Any], None], Any] = (future.set_result, work())
             except BaseException as error:

@@ -6,6 +6,8 @@ EdgeError                     a message for a person: what was found, what is al
 │   ├── NotFoundError         a named model, bundle or file is not there
 │   ├── PromptTooLongError    a prompt that the context cannot take (carries both numbers)
 │   ├── UnsupportedError      a known thing that dsedge or this backend does not do
+│   ├── BusyError             as many requests wait already as may, or their keys and values take all the memory
+│   │   └── PoolFullError     no block, or no sequence, of keys and values is free
 │   ├── DeviceError           a requested backend or device is not usable here
 │   ├── FormatError           a file or description that bundles and checkpoints share is damaged or contradictory
 │   │   ├── CheckpointError   a source model is missing a part, damaged or contradictory
@@ -57,6 +59,14 @@ class PromptTooLongError(UserError):
 
 
 class UnsupportedError(UserError):
+    pass
+
+
+class BusyError(UserError):
+    pass
+
+
+class PoolFullError(BusyError):
     pass
 
 

@@ -1,112 +1,100 @@
-"""One answer: the loop that makes its tokens, and the text that they spell.
+"""One answer as its reader sees it: the tokens that the engine makes, and the text that they spell.
 
-`TokenRun` yields ids and timing; `Stream` adds text that never splits a character. Both may be given up at any time:
-closed or simply dropped, they let the pipeline's next answer begin at once. So nothing that runs refers to them: the
-generators know only the records that they fill in.
+`TokenRun` yields ids and timing; `Stream` adds text that never splits a character. Both may be given up at any time,
+closed or simply dropped, and both may stay unread: neither holds up another answer of the pipeline. The engine and the
+generators know only the records that they fill in, so that nothing that runs refers to them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+import weakref
+from collections.abc import AsyncIterator, Generator, Iterator
 
 from edge.awaiting import Steps
-from edge.loops import is_loop
+from edge.engine import Answer, End, Readers
 from edge.results import Progress, Request, Result, TokenEvent
 from edge.sampling import Sampler
 from edge.sections import Delta, Splitter
 from edge.stream import TextStream
-from edge.turns import Turn
 
 
 class TokenRun:
-    """One answer as ids: an iterator of `TokenEvent`s. `progress` describes it."""
+    """One answer as ids: an iterator of `TokenEvent`s. `progress` describes what has been read of it."""
 
-    def __init__(self, turn: Turn, request: Request) -> None:
-        """`turn` lends the session for as long as the answer goes on. Raises OptionError for impossible options."""
-        sampler = Sampler(request.options, request.vocab_size, model=request.sampling, padded=request.padded)
-        self.progress = Progress(len(request.prompt), sampler.seed, sampler.sampling)
+    def __init__(self, readers: Readers, request: Request) -> None:
+        """Raises OptionError for impossible options. The engine hears of it when it is first read."""
+        self._sampler = Sampler(request.options, request.vocab_size, model=request.sampling, padded=request.padded)
+        self.progress = Progress(len(request.prompt), self._sampler.seed, self._sampler.sampling)
         if request.options.top_logprobs is not None:
             self.progress.logprobs = []
-        self._turn = turn
-        self._events = _run(turn, request, sampler, self.progress)
+        self._readers = readers
+        self._request = request
+        self._answer: Answer | None = None
+        self._over = False
 
     def __iter__(self) -> TokenRun:
         return self
 
     def __next__(self) -> TokenEvent:
+        if self._over:
+            raise StopIteration
         try:
-            return next(self._events)
-        except BaseException:  # the end or an error; an interrupt may have kept the loop itself from leaving
-            self._turn.leave()
+            return self._advance()
+        except BaseException:  # the end or an error; an interrupt may have come before the step was left
+            self._over = True
+            if self._answer is not None:
+                self._readers.leave(self._answer)
+            self._settle()
             raise
+
+    def _advance(self) -> TokenEvent:
+        progress = self.progress
+        if self._answer is None:
+            if self._cancelled():
+                raise StopIteration
+            self._answer = answer = self._readers.add(self._request, self._sampler)
+            weakref.finalize(self, setattr, answer, "aborted", True).atexit = False
+        found = self._readers.next(self._answer, self._cancelled)
+        if isinstance(found, End):
+            if found.took:
+                self._time(found.took, found.at)
+            progress.finish_reason = found.finish_reason
+            if found.error is not None:
+                raise found.error
+            raise StopIteration
+        event = found.event
+        self._time(found.took, event.at)
+        progress.tokens.append(event.id)
+        if event.logprob is not None and progress.logprobs is not None:
+            progress.logprobs.append(event.logprob)
+        return event
+
+    def _time(self, took: float, at: float) -> None:
+        progress = self.progress
+        if progress.tokens:
+            progress.decode_s += took
+            progress.decode_steps += 1
+        else:
+            progress.prefill_s, progress.ttft_s = took, at
+
+    def _cancelled(self) -> bool:
+        return self._request.cancel.is_set() or self.progress.given_up
+
+    def _settle(self) -> None:
+        """Give the answer up, if it has not ended, and note what it had."""
+        answer = self._answer
+        if answer is not None:
+            answer.aborted = True
+            answer.finish("cancel")
+            assert answer.end is not None
+            self.progress.dropped_tokens, self.progress.kv_used = answer.end.dropped_tokens, answer.end.kv_used
+            self.progress.cached_tokens = answer.cached or 0
 
     def close(self) -> None:
         """Give up the answer. Idempotent; iterating then ends."""
-        try:
-            self._events.close()
-        finally:
-            self._turn.leave()
-
-
-def _run(turn: Turn, request: Request, sampler: Sampler, progress: Progress) -> Generator[TokenEvent, None, None]:
-    progress.began = time.perf_counter()
-
-    def cancelled() -> bool:
-        return request.cancel.is_set() or progress.given_up
-
-    try:
-        if not turn.take(cancelled):
-            return
-        try:
-            yield from _generate(turn, request, sampler, progress, cancelled)
-        finally:
-            progress.dropped_tokens = turn.session.dropped
-            progress.kv_used = turn.session.cache.used
-    finally:
-        turn.leave()
-
-
-def _generate(
-    turn: Turn, request: Request, sampler: Sampler, progress: Progress, cancelled: Callable[[], bool]
-) -> Generator[TokenEvent, None, None]:
-    options, session = request.options, turn.session
-    sampler.prompt(request.prompt)
-    progress.cached_tokens = session.align(request.prompt)
-    pending = list(request.prompt[progress.cached_tokens :])
-    eos = () if options.ignore_eos else request.eos
-    first = True
-    while True:
-        began = time.perf_counter()
-        logits = turn.feed(pending, cancelled)
-        if logits is None:
-            return
-        token = sampler.sample(logits)
-        now = time.perf_counter()
-        if first:
-            progress.prefill_s, progress.ttft_s, first = now - began, now - progress.began, False
-        else:
-            progress.decode_s += now - began
-            progress.decode_steps += 1
-        if token in eos:
-            progress.finish_reason = "stop"
-            return
-        logprob = None
-        if progress.logprobs is not None:
-            logprob = sampler.logprob(logits, token)
-            progress.logprobs.append(logprob)
-        progress.tokens.append(token)
-        sampler.accept(token)
-        yield TokenEvent(token, now - progress.began, session.newly_dropped, logprob)
-        full = session.cache.room(1) == 0
-        if full or len(progress.tokens) == options.max_tokens:
-            progress.finish_reason = "length"
-            return
-        if not options.ignore_eos and is_loop(progress.tokens):
-            progress.finish_reason = "loop"
-            return
-        pending = [token]
+        self._over = True
+        self._settle()
 
 
 class Stream:

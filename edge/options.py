@@ -26,6 +26,8 @@ class RuntimeOptions:
     sinks     first tokens that `sliding` never lets go; None: four. Models lean on their first tokens: with 0 they fail
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward
+    sequences for how many whole contexts keys and values have room; shorter ones share it. None: four, or as many as
+              half of a container's memory holds
     exact     the verification graph where the backend has one: slow, float activations
     kv_dtype  how keys and values are kept; "auto": as the backend does by itself. int8 has a scale for each kept row
     """
@@ -37,7 +39,7 @@ class RuntimeOptions:
     sinks: int | None = None
     threads: int | None = None
     chunk: int = 256
-    sequences: int = 1
+    sequences: int | None = None
     exact: bool = False
     kv_dtype: KvDtype = "auto"
 
@@ -58,7 +60,7 @@ class RuntimeOptions:
         )
         for name, low, high in ranges:
             value = getattr(self, name)
-            if value is None and name in ("context", "sinks", "threads"):
+            if value is None and name in ("context", "sinks", "threads", "sequences"):
                 continue
             _check_whole(name, value)
             if not low <= value <= high:

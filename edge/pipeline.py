@@ -1,7 +1,7 @@
 """An opened model, and generation in three layers: `tokens` (ids and timing), `stream` (text), `complete` (a result).
 
-One loop serves prefill and decode (see edge.generation). A pipeline runs one answer at a time; a second thread waits
-for its turn (see edge.turns).
+Answers of a pipeline are computed together, in steps (see edge.engine): any number of threads may read any number of
+them, in any order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 from edge.bundle import Bundle, open_bundle
 from edge.calls import control_tags, find_formats
 from edge.chat import read_templates
+from edge.engine import Engine, Readers
 from edge.errors import BundleError, OptionError, found_in
 from edge.generation import Stream, TokenRun
-from edge.kv import plan_layout
+from edge.kv import plan_layout, row_bytes
 from edge.lifecycle import close_at_exit
 from edge.memory import memory_limit
 from edge.options import GenerateOptions, RuntimeOptions
@@ -26,20 +27,19 @@ from edge.reasoning import find_tags, is_opened
 from edge.results import Request, Result
 from edge.runtime import Runtime, open_runtime
 from edge.sections import Splitter
-from edge.session import Session
 from edge.stream import TextStream
 from edge.template.work import CancelledError
 from edge.tokenizer import open_tokenizer
-from edge.turns import Turn, Turns
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_SINKS = 4
+DEFAULT_SEQUENCES = 4
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
 
 class Pipeline:
-    """An opened model: bundle, runtime, tokenizer and one conversation's cache. A context manager that frees it all."""
+    """An opened model: bundle, runtime, tokenizer, keys and values. A context manager that frees it all."""
 
     def __init__(self, bundle: Bundle, options: RuntimeOptions | None = None) -> None:
         """Raises BundleError, DeviceError or OptionError; nothing stays open then."""
@@ -54,7 +54,14 @@ class Pipeline:
         sinks = options.sinks
         if sinks is None:
             sinks = 0 if options.policy == "error" else min(DEFAULT_SINKS, context - 1)
-        layout = plan_layout(bundle.spec, context, chunk=options.chunk, sinks=sinks, sequences=options.sequences)
+        layout = plan_layout(
+            bundle.spec,
+            context,
+            chunk=options.chunk,
+            sinks=sinks,
+            sequences=options.sequences or _sequences(bundle, context, options),
+            policy=options.policy,
+        )
         _check_memory(bundle, 0, context)
         self.bundle = bundle
         self.options = options
@@ -67,11 +74,11 @@ class Pipeline:
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
             _check_memory(bundle, self.runtime.kv_bytes, context)  # reserved only: it is taken while a context fills
-            self._turns = Turns(Session(self.runtime, options.policy))
+            self._readers = Readers(Engine(self.runtime))
         except OptionError:
             self.runtime.close()
             raise
-        close_at_exit(self._turns)
+        close_at_exit(self._readers)
 
     def encode(
         self,
@@ -141,7 +148,7 @@ class Pipeline:
             sampling=manifest.sampling,
             padded=self._padded,
         )
-        return TokenRun(Turn(self._turns), request)
+        return TokenRun(self._readers, request)
 
     def stream(
         self,
@@ -188,24 +195,16 @@ class Pipeline:
         return stream.result
 
     def reset(self) -> None:
-        """Forget the conversation: the next prompt is prefilled whole. Waits like an answer."""
-        turn = Turn(self._turns)
-        try:
-            try:
-                turn.take()
-                turn.session.reset()
-            finally:
-                turn.leave()
-        finally:  # an interrupt may have come in place of the line above
-            turn.leave()
+        """Forget all conversations: the next prompt is prefilled whole."""
+        self._readers.forget()
 
     def close(self) -> None:
         """Free everything, once the forward that runs right now is done. Idempotent.
 
         An unfinished answer, whoever reads it, ends with what there is of it and the finish reason "cancel". Answers
-        that wait for their turn, and later ones, raise ClosedError.
+        that have not begun raise ClosedError.
         """
-        self._turns.close()
+        self._readers.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -229,6 +228,20 @@ def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
     messages = () if isinstance(prompt, str) else prompt
     by_variable = any(name.endswith("tools") and value for name, value in options.chat_template_kwargs.items())
     return by_variable or any(message.get("tools") or message.get("functions") for message in messages)
+
+
+def _sequences(bundle: Bundle, context: int, options: RuntimeOptions) -> int:
+    """For how many contexts there is room by default: within half of what a container leaves beside the weights."""
+    limit = memory_limit()
+    if limit is None:
+        return DEFAULT_SEQUENCES
+    layout = plan_layout(bundle.spec, context, chunk=options.chunk, policy=options.policy)
+    most = sum(
+        layout.rings[group].slots * row_bytes(bundle.spec.kv_groups[group], "float32")
+        for group in bundle.spec.layer_groups
+    )
+    left = limit - bundle.weights.path.stat().st_size
+    return max(1, min(DEFAULT_SEQUENCES, left // 2 // most))
 
 
 def _check_memory(bundle: Bundle, kv: int, context: int) -> None:

@@ -1,7 +1,7 @@
 """What a backend is: the Runtime protocol, and the one table of backends.
 
-A backend executes the Graph of an opened bundle over its own KV storage. It knows tokens, slots and positions; it
-does not know policies, prompts, text or sampling, and it keeps no bookkeeping of its own.
+A backend executes the Graph of an opened bundle over pools of KV slots. It knows tokens, slots and positions; it
+does not know policies, prompts, text or sampling, and which slot is whose is for `edge.kv` to say.
 """
 
 from __future__ import annotations
@@ -18,54 +18,76 @@ import numpy.typing as npt
 from edge.bundle import Bundle
 from edge.decoder import DecoderSpec
 from edge.errors import DeviceError, NumericsError, OptionError, UnsupportedError
-from edge.kv import KvLayout, RingPlan
+from edge.kv import KvLayout, Move, StepPlan
 from edge.options import RuntimeOptions
 
-Want = Literal["none", "last", "all", "hidden", "attention_mass"]
-_WANTS = get_args(Want)
+Float = npt.NDArray[np.float32]
+Tap = Literal["hidden", "attention_mass"]
+_TAPS = get_args(Tap)
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """New tokens of one sequence: `tokens` int32 [n], and a plan of n rows for each ring of the layout."""
+    """New tokens of one sequence in a batch.
+
+    sequence    its extent in every ring; 0 where the backend has none
+    tokens      int32 [n]
+    plan        the position of the first, and for each ring of the layout the slots to write and the runs to attend
+    logit_rows  of how many of them, the last ones, logits are wanted
+    """
 
     sequence: int
     tokens: npt.NDArray[np.int32]
-    plans: tuple[RingPlan, ...]
+    plan: StepPlan
+    logit_rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one pass over the weights computes: segments of different sequences. `tap`, in place of logits:
+
+    hidden           the final norm's output for each new token, [n, hidden]
+    attention_mass   how much attention each row of the plan's runs got, [layers, rows]
+    """
+
+    segments: tuple[Segment, ...]
+    tap: Tap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do.
+
+    extents   it wants the rows of a sequence in one array: a sequence has `RingLayout.slots` slots of each ring to
+              itself, from its number times that on, and sharing is a copy
+    batching  segments of one batch share a pass over the weights; without, they run one after another
+    taps      what else than logits it can return
+    """
+
+    extents: bool
+    batching: bool
+    taps: tuple[Tap, ...] = ()
 
 
 class Runtime(Protocol):
-    """An opened model. Not safe for concurrent calls; `Pipeline` serializes them."""
+    """An opened model. Not safe for concurrent calls; the engine serializes them."""
 
     spec: DecoderSpec
     layout: KvLayout
     name: str
     device: str
+    capabilities: Capabilities
 
-    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[npt.NDArray[np.float32]]:
-        """Run the new tokens of each segment; an array a segment, by `want`:
+    def forward(self, batch: Batch) -> list[Float]:
+        """Run the new tokens of each segment and keep them in their slots; its logits, [logit_rows, vocab], or a tap.
 
-        none             no logits, [0, vocab]: of a prompt that goes on; no head is run where the backend can do so
-        last             logits of the last token, [vocab]
-        all              logits of every token, [n, vocab]
-        hidden           the final norm's output, [n, hidden]
-        attention_mass   how much attention each held slot and new row got, [layers, filled + n]
-
-        Raises UnsupportedError for a want that this backend lacks, NumericsError for logits that are not finite.
-        The new rows are attended but not stored: see `store`.
+        Only slots to be written change, so that what was planned and not committed leaves no trace.
+        Raises UnsupportedError for a tap that this backend lacks, NumericsError for logits that are not finite.
         """
         ...
 
-    def store(self, segment: Segment, count: int) -> None:
-        """Write the first `count` new rows of the sequence's latest forward into their slots."""
-        ...
-
-    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        """Copy the first `filled[ring]` slots of each ring from one sequence to another."""
-        ...
-
-    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        """Rotate the ring's sink keys to stand `shift` positions after where they were written."""
+    def move(self, move: Move) -> None:
+        """Copy rows of a ring from slots to others, and rotate their keys on."""
         ...
 
     @property
@@ -157,12 +179,14 @@ def pick_kv_dtype(name: str, options: RuntimeOptions, offered: Sequence[str]) ->
     return options.kv_dtype
 
 
-def check_want(want: str, supported: Sequence[Want], runtime: str) -> None:
-    """Raise OptionError for a want that is none, UnsupportedError for one that the backend lacks."""
-    if want not in _WANTS:
-        raise OptionError(f"unknown want {want!r}; known are {', '.join(_WANTS)}")
-    if want not in supported:
-        raise UnsupportedError(f"runtime {runtime} cannot return {want!r}; it offers {', '.join(supported)}")
+def check_tap(tap: str | None, runtime: Runtime) -> None:
+    """Raise OptionError for a tap that is none, UnsupportedError for one that the backend lacks."""
+    if tap is None or tap in runtime.capabilities.taps:
+        return
+    if tap not in _TAPS:
+        raise OptionError(f"unknown tap {tap!r}; known are {', '.join(_TAPS)}")
+    offered = ", ".join(runtime.capabilities.taps) or "logits alone"
+    raise UnsupportedError(f"runtime {runtime.name} cannot return {tap!r}; it offers {offered}")
 
 
 def check_finite(values: npt.NDArray[np.float32], runtime: str) -> None:

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from edge.errors import InternalError, OptionError
-from edge.kv import Cache, Policy
-from edge.runtime import Runtime, Segment, Want
+from edge.errors import EdgeError, InternalError, OptionError
+from edge.kv import Pools
+from edge.runtime import Batch, Runtime, Segment, Tap
+
+Want = Literal["none", "last", "all"] | Tap
+_ROWS = ("none", "last", "all")
+
+
+_AT_ONCE = 256  # tokens that are compared
+
+
+def common(ours: Sequence[int], theirs: Sequence[int], limit: int) -> int:
+    """How many first tokens two sequences have in common, at most `limit`. As fast for lists as they are long."""
+    limit = min(limit, len(ours), len(theirs))
+    for start in range(0, limit, _AT_ONCE):
+        end = min(start + _AT_ONCE, limit)
+        if list(ours[start:end]) != list(theirs[start:end]):
+            return next(i for i in range(start, end) if ours[i] != theirs[i])
+    return limit
 
 
 class Session:
@@ -20,18 +37,23 @@ class Session:
     unknown: `align` and `reset` then begin anew, and everything else raises InternalError.
     """
 
-    def __init__(self, runtime: Runtime, policy: Policy, sequence: int = 0) -> None:
+    def __init__(self, runtime: Runtime, pools: Pools | None = None) -> None:
+        """`pools` are those of the runtime's other sessions. Raises PoolFullError where all extents are taken."""
         self.runtime = runtime
-        self.sequence = sequence
-        self.cache = Cache(runtime.layout, policy)
+        self.pools = pools or Pools(runtime.layout, extents=runtime.capabilities.extents)
+        self.cache = self.pools.open()
         self.tokens: list[int] = []
         self.newly_dropped = 0
         self._known = True
-        self._shifts: list[int | None] = [0] * len(self.cache.rings)  # None: not known
 
     @property
     def dropped(self) -> int:
         return self.cache.dropped
+
+    @property
+    def known(self) -> bool:
+        """Whether no interrupt came while the sequence changed."""
+        return self._known
 
     def align(self, prompt: Sequence[int]) -> int:
         """Keep what the sequence shares with a prompt and forget the rest; returns how many tokens need no prefill.
@@ -41,11 +63,7 @@ class Session:
         """
         if not self._known:
             self.reset()
-        shared = 0
-        for ours, theirs in zip(self.tokens, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            shared += 1
+        shared = common(self.tokens, prompt, len(prompt) - 1)
         self._known = False
         if not self.cache.rollback(shared):
             self.reset()
@@ -55,29 +73,41 @@ class Session:
         return shared
 
     def reset(self) -> None:
-        self._known = False
-        self.cache.reset()
+        known, self._known = self._known, False
+        if known:
+            self.cache.reset()
+        else:
+            self.cache.recover()
         self.tokens.clear()
-        self._shifts = [0] * len(self.cache.rings)
         self._known = True
+
+    def close(self) -> None:
+        """Give back what the sequence holds. Idempotent."""
+        if not self._known:
+            self.reset()
+        self._known = False
+        self.cache.close()
+        self.tokens.clear()
 
     def _check_known(self) -> None:
         if not self._known:
             raise InternalError("an interrupt came while this sequence changed; align it with a prompt, or reset it")
 
-    def fork(self, sequence: int) -> Session:
-        """A copy of this sequence as another one of the runtime, whatever was there; the two then go their own ways.
+    def fork(self, count: int | None = None) -> Session:
+        """Another sequence with the same first `count` tokens, all by default; the two then go their own ways.
 
-        Raises OptionError for a sequence that the runtime does not hold, or this one itself.
+        Raises as the constructor does, and OptionError where tokens that a query behind them would see are not held.
         """
-        if not 0 <= sequence < self.cache.layout.sequences or sequence == self.sequence:
-            raise OptionError(
-                f"cannot fork sequence {self.sequence} to {sequence}; the runtime holds {self.cache.layout.sequences}"
-            )
         self._check_known()
-        self.runtime.copy_slots(self.sequence, sequence, [ring.filled for ring in self.cache.rings])
-        copy = Session(self.runtime, self.cache.policy, sequence)
-        copy.cache, copy.tokens, copy._shifts = self.cache.fork(), list(self.tokens), list(self._shifts)
+        count = len(self.tokens) if count is None else count
+        if not self.cache.exact_at(count):
+            raise OptionError(f"the sequence no longer holds what a fork behind its first {count} tokens would see")
+        copy = Session(self.runtime, self.pools)
+        copy._known = self._known = False
+        for move in self.cache.fork(copy.cache, count):
+            self.runtime.move(move)
+        copy.tokens = self.tokens[:count]
+        copy._known = self._known = True
         return copy
 
     def feed(
@@ -89,8 +119,7 @@ class Session:
         """
         self._check_known()
         self.newly_dropped = 0
-        if self.cache.policy == "error":
-            self.cache.check(len(tokens))
+        self.cache.check(len(tokens))
         logits = None
         done = 0
         while done < len(tokens):
@@ -103,20 +132,36 @@ class Session:
         return logits
 
     def step(self, chunk: Sequence[int], want: Want = "last") -> npt.NDArray[np.float32]:
-        """Run and keep tokens that fit one forward (see `Cache.room`); what `Runtime.forward` returns for `want`."""
+        """Run and keep tokens that fit one forward (see `Cache.room`).
+
+        Of `want` "none" are logits [0, vocab], of "last" [vocab], of "all" [n, vocab]; the others are taps.
+        """
+        if want not in (*_ROWS, *get_args(Tap)):
+            raise OptionError(f"unknown want {want!r}; known are {', '.join((*_ROWS, *get_args(Tap)))}")
+        rows = {"none": 0, "last": 1, "all": len(chunk)}.get(want, 1)
+        tap: Tap | None = None if want in _ROWS else want  # type: ignore[assignment]
+        segment = self.segment(chunk, rows)
+        result = self.runtime.forward(Batch((segment,), tap))[0]
+        self.commit(chunk)
+        return result[0] if want == "last" else result
+
+    def segment(self, chunk: Sequence[int], logit_rows: int = 1) -> Segment:
+        """The next tokens as a part of a batch; after the forward, `commit` keeps them. Raises as `Cache.prepare`."""
         self._check_known()
-        plans = self.cache.plan(len(chunk))
-        for ring, plan in enumerate(plans):
-            if plan.shift != self._shifts[ring]:
-                self._shifts[ring] = None  # an interrupt may come between the rotation and its record
-                self.runtime.rotate_sinks(self.sequence, ring, plan.shift)
-                self._shifts[ring] = plan.shift
-        segment = Segment(self.sequence, np.asarray(chunk, np.int32), plans)
-        result = self.runtime.forward([segment], want)[0]
-        # Up to here only rows that nobody sees were written.
         self._known = False
-        self.runtime.store(segment, len(chunk))
-        self.newly_dropped += self.cache.commit(plans)
+        try:
+            moves = self.cache.prepare(len(chunk))
+        except EdgeError:  # raised before anything changed but what nobody sees any more
+            self._known = True
+            raise
+        for move in moves:
+            self.runtime.move(move)
+        self._known = True
+        return Segment(self.cache.number, np.asarray(chunk, np.int32), self.cache.plan(len(chunk)), logit_rows)
+
+    def commit(self, chunk: Sequence[int]) -> None:
+        """Keep the tokens of the latest segment, which a forward has run."""
+        self._known = False
+        self.newly_dropped += self.cache.commit(len(chunk))
         self.tokens.extend(chunk)
         self._known = True
-        return result

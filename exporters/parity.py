@@ -172,7 +172,7 @@ def run_graph(
     layout = plan_layout(bundle.spec, len(ids), chunk=chunk)
     opened: Runtime = open_runtime(bundle, layout, RuntimeOptions(runtime=runtime, exact=exact, kv_dtype=kv_dtype))
     try:
-        session = Session(opened, "error")
+        session = Session(opened)
         return np.concatenate([session.step(ids[i : i + chunk], "all") for i in range(0, len(ids), chunk)])
     finally:
         opened.close()

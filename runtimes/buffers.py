@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from edge import rope
 from edge.decoder import DecoderSpec
-from edge.kv import KvLayout
+from edge.kv import KvLayout, Move
 
 Array = npt.NDArray[np.float32]
 _ALIGNMENT = 64
@@ -21,9 +20,9 @@ _ALIGNMENT = 64
 class KvPool:
     """Keys and values of every sequence, float32.
 
-    `rings[i]` is [sequences, layers of ring i, 2, kv_heads, rows, head_dim]. A ring has `slots` rows and then `chunk`
-    scratch rows, where a forward may put new rows before they are stored. Index 0 of the third axis is keys (after
-    rope), 1 values. `layers[n]` tells where layer n is: (ring, index in it).
+    `rings[i]` is [sequences, layers of ring i, 2, kv_heads, rows, head_dim]. An extent has `slots` rows and then
+    `chunk` scratch rows, where a forward may put new rows that belong elsewhere. Index 0 of the third axis is
+    keys (after rope), 1 values. `layers[n]` tells where layer n is: (ring, index in it).
     Raises MemoryError for more than the system gives.
     """
 
@@ -51,46 +50,41 @@ class KvPool:
             np.frombuffer(self._map, np.float32, math.prod(shape), offset=int(start)).reshape(shape)
             for shape, start in zip(shapes, starts, strict=False)
         ]
-        self._sinks: dict[tuple[int, int], Array] = {}
 
-    def store(self, sequence: int, ring: int, indices: npt.NDArray[np.int32], scratch: int) -> None:
-        """Move new rows from `scratch` on into their slots; rows that are already there stay."""
-        pool = self.rings[ring][sequence]
-        if indices[0] != scratch or indices[-1] != scratch + len(indices) - 1:
-            pool[..., indices, :] = pool[..., scratch : scratch + len(indices), :].copy()
-        sinks = self._layout.rings[ring].sinks
-        if sinks and indices[0] < sinks:
-            shape = (pool.shape[0], pool.shape[2], sinks, pool.shape[4])
-            written = self._sinks.setdefault((sequence, ring), np.zeros(shape, np.float32))
-            fresh = slice(int(indices[0]), min(sinks, int(indices[0]) + len(indices)))
-            written[:, :, fresh] = pool[:, 0, :, fresh]
+    def store(self, ring: int, slots: npt.NDArray[np.int64], sequence: int, first: int) -> None:
+        """Move the new rows of a sequence, from row `first` of its extent on, into their slots."""
+        rows = slots - sequence * self._layout.rings[ring].slots
+        if rows[0] != first or rows[-1] != first + len(rows) - 1:
+            pool = self.rings[ring][sequence]
+            pool[..., rows, :] = pool[..., first : first + len(rows), :].copy()
 
-    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        for ring, (pool, count) in enumerate(zip(self.rings, filled, strict=True)):
-            pool[target, ..., :count, :] = pool[source, ..., :count, :]
-            if (source, ring) in self._sinks:
-                self._sinks[target, ring] = self._sinks[source, ring].copy()
+    def move(self, move: Move) -> None:
+        """Copy rows between slots, and rotate their keys on."""
+        each = self._layout.rings[move.ring].slots
+        (source, first), (target, to) = divmod(move.source, each), divmod(move.target, each)
+        pool = self.rings[move.ring]
+        rows = pool[source, ..., first : first + move.count, :].copy()
+        if move.shift:
+            self._rotate(rows, move)
+        pool[target, ..., to : to + move.count, :] = rows
 
-    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        """Rotate the sink keys by `shift` positions, from the copy taken when they were stored: no error adds up."""
-        written = self._sinks[sequence, ring]
-        pool = self.rings[ring][sequence]
-        for index, layer in enumerate(self._members[ring]):
+    def _rotate(self, rows: Array, move: Move) -> None:
+        """Rotate keys in place; rows [layers, 2, kv_heads, count, head_dim]."""
+        for index, layer in enumerate(self._members[move.ring]):
             kind = self._spec.layers[layer].attention.rope
             if kind is None:
                 continue
             spec = self._spec.ropes[kind]
-            cos, sin = rope.rotations(spec, np.array([shift], np.int64), context=self._layout.context)
+            cos, sin = rope.rotations(spec, np.array([move.shift], np.int64), context=self._layout.context)
             half = spec.dim // 2
-            a, b = written[index, ..., :half], written[index, ..., half : spec.dim]
-            target = pool[index, 0, :, : written.shape[2]]
-            target[..., :half] = a * cos - b * sin
-            target[..., half : spec.dim] = b * cos + a * sin
+            keys = rows[index, 0]
+            a, b = keys[..., :half].copy(), keys[..., half : spec.dim].copy()
+            keys[..., :half] = a * cos - b * sin
+            keys[..., half : spec.dim] = b * cos + a * sin
 
     def close(self) -> None:
         """Give the memory back. The views must not be used afterwards."""
         self.rings.clear()
-        self._sinks.clear()
         # A view that is still held somewhere keeps the map; it goes with the last of them.
         with contextlib.suppress(BufferError):
             self._map.close()

@@ -1,14 +1,14 @@
 """The ONNX Runtime backend: runs the bundle's ONNX graph with keys and values read and written in place.
 
-Past and present share the pool's memory. Rows of a ring that never went round lie at their positions, so new rows land
-in their slots by themselves; afterwards they land in scratch rows behind the ring and `store` moves them.
+The graph sees one array a sequence, so sequences have extents. Past and present share their memory. Rows of a ring that
+never went round lie at their positions, so new rows land in their slots by themselves; afterwards they land in scratch
+rows behind the extent, and are moved once the forward is through.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,20 @@ from edge.bundle import Bundle
 from edge.cores import physical_cores, startable_threads
 from edge.decoder import DecoderSpec
 from edge.errors import BundleError, ClosedError, OptionError, UnsupportedError
-from edge.kv import KvLayout
+from edge.kv import KvLayout, Move, RingPlan
 from edge.lifecycle import compiled
 from edge.onnx_interface import Value
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
+from edge.runtime import (
+    Batch,
+    Capabilities,
+    Segment,
+    Support,
+    check_finite,
+    check_tap,
+    pick_device,
+    pick_kv_dtype,
+)
 from runtimes.buffers import KvPool
 
 _NO_LOG = 4  # of ONNX Runtime's severities, beyond errors: fatal
@@ -36,6 +45,7 @@ class OnnxRuntime:
     """A Runtime over one InferenceSession. A call waits for one that runs in another thread, closing too."""
 
     name = "onnx"
+    capabilities = Capabilities(extents=True, batching=False, taps=("hidden",))
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, device: str) -> None:
         self.spec = bundle.spec
@@ -61,36 +71,36 @@ class OnnxRuntime:
         self._closed = False
         self._bind_constant()
 
-    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
-        check_want(want, ("none", "last", "all", "hidden"), self.name)
+    def forward(self, batch: Batch) -> list[Float]:
+        check_tap(batch.tap, self)
         with compiled, self._lock:
             self._check_open()
-            return [self._forward(segment, want) for segment in segments]
+            return [self._forward(segment, hidden=batch.tap == "hidden") for segment in batch.segments]
 
-    def _forward(self, segment: Segment, want: Want) -> Float:
+    def _forward(self, segment: Segment, *, hidden: bool) -> Float:
         count = len(segment.tokens)
         if count > self.layout.chunk:
             raise OptionError(f"{count} tokens in one forward; this runtime was opened for {self.layout.chunk}")
         # One row at least: a Reshape of the graph's products cannot tell the width of none.
-        wanted = count if want == "all" else 1
+        rows = max(1, segment.logit_rows)
         self._tokens[0, :count] = segment.tokens
-        self._rows[:wanted] = np.arange(count - wanted, count)
+        self._rows[:rows] = np.arange(count - rows, count)
         for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
-            cos, sin = rope.angles(kind, segment.plans[0].positions, context=self.layout.context)
+            cos, sin = rope.angles(kind, segment.plan.rings[0].positions, context=self.layout.context)
             angles[0, :count], angles[1, :count] = cos, sin
         self._bind_pool(segment.sequence)
-        self._bind_step(segment, wanted)
+        firsts = self._bind_step(segment, rows)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # of types without a common root
             if not _is_of_memory(error):
                 raise
             raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
-        found = self._hidden[:count] if want == "hidden" else self._logits[:wanted]
+        found = self._hidden[:count] if hidden else self._logits[:rows]
         check_finite(found, self.name)
-        if want == "none":
-            return found[:0].copy()
-        return found[0].copy() if want == "last" else found.copy()
+        for ring, (plan, first) in enumerate(zip(segment.plan.rings, firsts, strict=True)):
+            self._pool.store(ring, plan.writes, segment.sequence, first)
+        return (found if hidden else found[: segment.logit_rows]).copy()
 
     def _bind_constant(self) -> None:
         """Bind what stays at one address and shape for good."""
@@ -113,25 +123,48 @@ class OnnxRuntime:
                 self._bind_output(f"present.{layer}.{part}", values, shape)
         self._sequence = sequence
 
-    def _bind_step(self, segment: Segment, wanted: int) -> None:
-        """Bind what depends on the step: in decoding the masks' shapes alone, since binding all takes far longer."""
+    def _bind_step(self, segment: Segment, rows: int) -> list[int]:
+        """Bind what depends on the step: in decoding the masks' shapes alone, since binding all takes far longer.
+
+        Returns the row of each ring's extent from which on the graph puts the new ones.
+        """
         count = len(segment.tokens)
-        for ring, plan in enumerate(segment.plans):
-            total = len(plan.held) + count
+        firsts = []
+        for ring, plan in enumerate(segment.plan.rings):
+            first, bias = self._past(segment, ring, plan)
+            firsts.append(first)
+            total = first + count
             self._totals[ring] = (total, total - 1)
-            bias = self._open_bias
-            if not plan.causal:
-                bias = np.where(plan.mask(), np.float32(0), _HIDDEN)
+            if bias is not self._open_bias:
                 self._masked[ring] = bias  # keeps the memory alive while it is bound
             self._bind(f"ring.{ring}.bias", bias, (1, 1, count, total))
-        if self._shape != (count, wanted):
-            self._shape = (0, 0)  # as above
+        if self._shape != (count, rows):
+            self._shape = (0, 0)  # an interrupt may come in between
             self._bind("tokens", self._tokens, (1, count))
             self._bind("angle_rows", self._angle_rows, (1, count))
-            self._bind("rows", self._rows, (wanted,))
-            self._bind_output("logits", self._logits, (1, wanted, self.spec.vocab_size))
+            self._bind("rows", self._rows, (rows,))
+            self._bind_output("logits", self._logits, (1, rows, self.spec.vocab_size))
             self._bind_output("hidden", self._hidden, (1, count, self.spec.hidden_size))
-            self._shape = (count, wanted)
+            self._shape = (count, rows)
+        return firsts
+
+    def _past(self, segment: Segment, ring: int, plan: RingPlan) -> tuple[int, Float]:
+        """How many rows of the extent come before the new ones, and the bias that says who sees whom."""
+        slots = self.layout.rings[ring].slots
+        base = segment.sequence * slots
+        last = plan.start + plan.count - 1
+        if len(plan.runs) == 1 and plan.runs[0, 0] == 0 and plan.runs[0, 1] == base and last < plan.window:
+            return plan.start, self._open_bias  # rows lie at their positions, and each query sees all before it
+        held, found = plan.unrolled()
+        new = held >= plan.start
+        writes = found[new] - base
+        behind = int((found[~new] - base).max(initial=-1)) + 1
+        # Where the new rows' slots follow those of all others, the graph itself puts them there.
+        first = behind if np.array_equal(writes, np.arange(behind, behind + plan.count)) else slots
+        positions = np.full(first + plan.count, -1, np.int64)
+        positions[found[~new] - base] = held[~new]
+        positions[first:] = held[new]
+        return first, np.where(plan.mask(positions), np.float32(0), _HIDDEN)
 
     def _bind(self, name: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
         self._binding.bind_input(name, "cpu", 0, values.dtype.type, shape, values.ctypes.data)
@@ -139,22 +172,10 @@ class OnnxRuntime:
     def _bind_output(self, name: str, values: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
         self._binding.bind_output(name, "cpu", 0, values.dtype.type, shape, values.ctypes.data)
 
-    def store(self, segment: Segment, count: int) -> None:
+    def move(self, move: Move) -> None:
         with self._lock:
             self._check_open()
-            for ring, plan in enumerate(segment.plans):
-                if count:
-                    self._pool.store(segment.sequence, ring, plan.indices[:count], len(plan.held))
-
-    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        with self._lock:
-            self._check_open()
-            self._pool.copy_slots(source, target, filled)
-
-    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
-        with self._lock:
-            self._check_open()
-            self._pool.rotate_sinks(sequence, ring, shift)
+            self._pool.move(move)
 
     @property
     def kv_bytes(self) -> int:

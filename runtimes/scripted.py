@@ -26,10 +26,10 @@ from edge.bundle import Bundle, FileInfo, Manifest, TokenizerInfo
 from edge.decoder import DecoderSpec, RopeSpec
 from edge.errors import BundleError, ClosedError
 from edge.graph import build
-from edge.kv import KvLayout
+from edge.kv import KvLayout, Move
 from edge.layers import Dense, Gqa, LayerSpec
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Support, Want, check_finite, check_want, pick_device, pick_kv_dtype
+from edge.runtime import Batch, Capabilities, Segment, Support, check_finite, check_tap, pick_device, pick_kv_dtype
 from edge.safetensors import plan_header
 from edge.sums import sha256
 from edge.weights import describe
@@ -48,6 +48,7 @@ class ScriptedRuntime:
 
     name = "scripted"
     device = "cpu"
+    capabilities = Capabilities(extents=False, batching=True)
 
     def __init__(self, bundle: Bundle, layout: KvLayout) -> None:
         text = bundle.read_text(SCRIPT)
@@ -62,56 +63,60 @@ class ScriptedRuntime:
         self._delay: float = script["delay_s"]
         self._fail_at: int | None = script["fail_at"]
         self._turn = 0
-        self._next: dict[int, tuple[list[int], int]] = {}  # sequence → its answer and the index of the last id given
-        self._slots = [np.full((layout.sequences, ring.slots), -1, np.int64) for ring in layout.rings]
+        # Slot of a token → the answer that it belongs to, and the index of the id that was given behind it.
+        self._next: dict[int, tuple[list[int], int]] = {}
+        self._slots = [np.full(layout.sequences * ring.slots, -1, np.int64) for ring in layout.rings]
         self._closed = False
 
-    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[npt.NDArray[np.float32]]:
+    def forward(self, batch: Batch) -> list[npt.NDArray[np.float32]]:
         self._check_open()
-        check_want(want, ("none", "last", "all"), self.name)
+        check_tap(batch.tap, self)
         time.sleep(self._delay)
         self.forwards += 1
         results = []
-        for segment in segments:
-            logits = np.zeros((0 if want == "none" else len(segment.tokens), self.spec.vocab_size), np.float32)
-            if want != "none":
+        for segment in batch.segments:
+            logits = np.zeros((segment.logit_rows, self.spec.vocab_size), np.float32)
+            for slot in segment.plan.rings[0].writes.tolist():
+                self._next.pop(slot, None)
+            if segment.logit_rows:
                 logits[-1, self._answer(segment)] = 10.0
             if self._fail_at is not None and self.forwards > self._fail_at:
                 logits[:] = np.nan
             if len(logits):
                 check_finite(logits, self.name)
-            self._look(segment)
-            results.append(logits[-1] if want == "last" else logits)
+            for slots, plan in zip(self._slots, segment.plan.rings, strict=True):
+                slots[plan.writes] = segment.tokens
+            self.visible = self.seen(segment)
+            results.append(logits)
         return results
 
     def _answer(self, segment: Segment) -> int:
         """The script's next id: the following one if this feeds the last one back, else the first of an answer."""
-        answer, index = self._next.get(segment.sequence, ([], -1))
+        plan = segment.plan.rings[0]
+        held, slots = plan.unrolled()
+        before = slots[held == plan.start - 1]
+        answer, index = self._next.get(int(before[0]), ([], -1)) if len(before) else ([], -1)
         if len(segment.tokens) == 1 and 0 <= index < len(answer) and answer[index] == segment.tokens[0]:
             index += 1
         else:
             answer, index = [*self._answers[self._turn % len(self._answers)], END], 0
             self._turn += 1
-        self._next[segment.sequence] = (answer, index)
+        self._next[int(plan.writes[-1])] = (answer, index)
         return answer[index]
 
-    def _look(self, segment: Segment) -> None:
-        plan = segment.plans[0]
-        rows = np.concatenate([self._slots[0][segment.sequence, : len(plan.held)], segment.tokens])
-        self.visible = [int(token) for token in rows[plan.mask()[-1]]]
+    def seen(self, segment: Segment) -> list[int]:
+        """The tokens that the segment's last query sees, by their positions; its own are in their slots already."""
+        plan = segment.plan.rings[0]
+        held, slots = plan.unrolled()
+        return [int(token) for token in self._slots[0][slots[plan.mask(held)[-1]]]]
 
-    def store(self, segment: Segment, count: int) -> None:
-        self._check_open()
-        for slots, plan in zip(self._slots, segment.plans, strict=True):
-            slots[segment.sequence, plan.indices[:count]] = segment.tokens[:count]
-
-    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        self._check_open()
-        for slots, count in zip(self._slots, filled, strict=True):
-            slots[target, :count] = slots[source, :count]
-
-    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
+    def move(self, move: Move) -> None:
         self._check_open()  # token ids have no angle
+        slots = self._slots[move.ring]
+        slots[move.target : move.target + move.count] = slots[move.source : move.source + move.count]
+        for row in range(move.count if move.ring == 0 else 0):
+            if move.source + row in self._next:
+                self._next[move.target + row] = self._next[move.source + row]
 
     @property
     def kv_bytes(self) -> int:

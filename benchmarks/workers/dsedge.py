@@ -33,13 +33,13 @@ def main(bundle: str, options: edge.RuntimeOptions) -> None:
 
 
 def kv_rows(runtime: Runtime) -> int:
-    """Rows of keys that are reserved over all layers: a ring's slots, and behind them room for a forward's new rows."""
+    """Rows of keys that are reserved over all layers: slots, and behind an extent room for a forward's new rows."""
     spec, layout = runtime.spec, runtime.layout
-    slots = [layout.rings[group].slots for group in spec.layer_groups]
-    return layout.sequences * sum(count + layout.chunk for count in slots)
+    scratch = layout.chunk if runtime.capabilities.extents else 0
+    return layout.sequences * sum(layout.rings[group].slots + scratch for group in spec.layer_groups)
 
 
 if __name__ == "__main__":
     model, threads, context, runtime, kv_dtype = sys.argv[1:]
     dtype: KvDtype = kv_dtype  # type: ignore[assignment]  # the options check it
-    main(model, edge.RuntimeOptions(runtime=runtime, threads=int(threads), context=int(context), kv_dtype=dtype))
+    main(model, edge.RuntimeOptions(runtime=runtime, threads=int(threads), context=int(context), sequences=1, kv_dtype=dtype))

@@ -15,11 +15,11 @@ from edge import rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores
 from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
-from edge.kv import KvLayout
+from edge.kv import KvLayout, Move
 from edge.layers import Attention, Gqa, Mla
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, Want, check_finite, check_want, pick_kv_dtype
+from edge.runtime import Batch, Capabilities, Segment, check_finite, check_tap, pick_kv_dtype
 from runtimes.native import precision
 from runtimes.native.builder import build
 from runtimes.native.kv_dtypes import kv_dtypes
@@ -40,6 +40,7 @@ class NativeRuntime:
 
     name = "native"
     device = "cpu"
+    capabilities = Capabilities(extents=False, batching=True, taps=("hidden",))
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> None:
         self.spec = bundle.spec
@@ -55,86 +56,70 @@ class NativeRuntime:
         self.kv_bytes = self._engine.kv_bytes
         load(self._engine, self._program, weights, threads)
 
-    def forward(self, segments: Sequence[Segment], want: Want = "last") -> list[Float]:
-        check_want(want, ("none", "last", "all", "hidden"), self.name)
+    def forward(self, batch: Batch) -> list[Float]:
+        check_tap(batch.tap, self)
+        segments = batch.segments
+        if not segments or any(len(segment.plan.rings) != len(self.layout.rings) for segment in segments):
+            raise InternalError("the native engine was called wrongly: segments with runs of each ring are needed")
         for segment in segments:
             if len(segment.tokens) > self.layout.chunk:
                 raise OptionError(
                     f"{len(segment.tokens)} tokens in one forward; this runtime was opened for {self.layout.chunk}"
                 )
-        if not segments or any(len(segment.plans) != len(self.layout.rings) for segment in segments):
-            raise InternalError("the native engine was called wrongly: segments with a view of each ring are needed")
         with _enough_memory():
-            return self._forward(segments, want)
+            return self._forward(segments, hidden=batch.tap == "hidden")
 
-    def _forward(self, segments: Sequence[Segment], want: Want) -> list[Float]:
-        table, held, given = [], [], []
+    def _forward(self, segments: Sequence[Segment], *, hidden: bool) -> list[Float]:
+        table, runs, given = [], [], []
         for segment in segments:
             given.append(segment.tokens)
-            table.append((segment.sequence, len(segment.tokens), segment.plans[0].start))
-            held.append([plan.held for plan in segment.plans])
+            plan = segment.plan
+            table.append([len(segment.tokens), plan.start, *[ring.sinks for ring in plan.rings]])
+            runs.append([ring.runs for ring in plan.rings])
         tokens = _tokens(given, self.spec.vocab_size)
         rows = np.array(table, np.int64)
-        ends = rows[:, 1].cumsum()
+        ends = rows[:, 0].cumsum()
         # Hidden states, too, are of wanted rows alone.
-        wanted = ends - 1 if want in ("none", "last") else np.arange(len(tokens))
+        counts = rows[:, 0].tolist() if hidden else [segment.logit_rows for segment in segments]
+        wanted = np.concatenate([np.arange(end - n, end) for end, n in zip(ends.tolist(), counts, strict=True)])
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
-        hidden = np.empty((len(tokens) if want == "hidden" else 0, self.spec.hidden_size), np.float32)
+        states = np.empty((len(tokens) if hidden else 0, self.spec.hidden_size), np.float32)
         angles = self._angles_of(segments)
 
         def run(engine: Engine) -> None:
-            engine.forward(tokens, rows, held, angles, wanted, logits)
-            if want == "hidden":
-                engine.read(self._program.hidden, hidden)
+            engine.forward(tokens, rows, runs, angles, wanted, logits)
+            if hidden:
+                engine.read(self._program.hidden, states)
 
         self._use(run)
-        check_finite(logits, self.name)
-        if want == "none":
-            return [logits[:0]] * len(segments)
-        if want == "last":
-            return list(logits)
-        return np.split(hidden if want == "hidden" else logits, ends[:-1])
+        if len(logits):
+            check_finite(logits, self.name)
+        return np.split(states if hidden else logits, np.cumsum(counts)[:-1])
 
     def _angles_of(self, segments: Sequence[Segment]) -> list[rope.Angles]:
         """cos and sin of every new row, for each rope."""
-        first = segments[0].plans[0]
+        first = segments[0].plan
         if len(segments) == 1 and first.count == 1:
             return self._angles.row(first.start)
-        positions = np.concatenate([segment.plans[0].positions for segment in segments])
+        positions = np.concatenate([segment.plan.rings[0].positions for segment in segments])
         return [rope.angles(kind, positions, context=self.layout.context) for kind in self.spec.ropes]
 
-    def store(self, segment: Segment, count: int) -> None:
-        # Rows that were written where they belong already need no call, which most steps of decoding save.
-        moved = [
-            (segment.sequence, ring, plan.indices[:count].tolist(), len(plan.held))
-            for ring, plan in enumerate(segment.plans)
-            if count and (plan.layout.sinks or not plan.follows)
-        ]
-
-        def store(engine: Engine) -> None:
-            for each in moved:
-                engine.store(*each)
-
-        self._use(store)
-
-    def copy_slots(self, source: int, target: int, filled: Sequence[int]) -> None:
-        counts = list(filled)
-        self._use(lambda engine: engine.copy_slots(source, target, counts))
-
-    def rotate_sinks(self, sequence: int, ring: int, shift: int) -> None:
+    def move(self, move: Move) -> None:
         rotated: list[tuple[int, list[float], list[float]]] = []
         for index, (layer, group) in enumerate(zip(self.spec.layers, self.spec.layer_groups, strict=True)):
             kind = layer.attention.rope
-            if group != ring or kind is None:
+            if move.shift == 0 or group != move.ring or kind is None:
                 continue
-            cos, sin = rope.rotations(self.spec.ropes[kind], np.array([shift], np.int64), context=self.layout.context)
+            shift = np.array([move.shift], np.int64)
+            cos, sin = rope.rotations(self.spec.ropes[kind], shift, context=self.layout.context)
             rotated.append((index, cos[0].tolist(), sin[0].tolist()))
 
-        def rotate(engine: Engine) -> None:
-            for each in rotated:
-                engine.rotate_sinks(sequence, *each)
+        def run(engine: Engine) -> None:
+            engine.copy_rows(move.ring, move.source, move.target, move.count)
+            for layer, cos, sin in rotated:
+                engine.rotate_rows(layer, move.source, move.target, move.count, cos, sin)
 
-        self._use(rotate)
+        self._use(run)
 
     def close(self) -> None:
         if os.getpid() != self._process:  # another thread may have held the lock when the process was copied
@@ -213,12 +198,11 @@ def _kv_tables(bundle: Bundle, layout: KvLayout, wanted: str) -> dict[str, Any]:
     dtypes = kv_dtypes(bundle, wanted)
     return {
         "ropes": [{"pairs": kind.dim // 2} for kind in spec.ropes],
-        "rings": [{"slots": ring.slots, "window": ring.window, "sinks": ring.sinks} for ring in layout.rings],
+        "rings": [{"slots": ring.slots * layout.sequences, "window": ring.window} for ring in layout.rings],
         "layers": [
             {"ring": group, "format": dtype, **_kept(layer.attention)}
             for layer, group, dtype in zip(spec.layers, spec.layer_groups, dtypes, strict=True)
         ],
-        "cache": {"sequences": layout.sequences, "chunk": layout.chunk},
     }
 
 

@@ -20,9 +20,9 @@ from benchmarks.speed_tables import Group
 from benchmarks.workers.dsedge import kv_rows
 from edge.decoder import DecoderSpec
 from edge.graph import build
-from edge.kv import Cache, plan_layout
+from edge.kv import Pools, plan_layout
 from edge.layers import Moe
-from edge.runtime import Runtime
+from edge.runtime import Capabilities, Runtime
 from runtimes import scripted
 from runtimes.buffers import KvPool
 from tests.specs import small_spec, with_attention
@@ -76,17 +76,20 @@ def test_operations_of_a_prompt_agree_with_the_rings_own_masks(prompt: int) -> N
     weights, attention = limits.operations(build(SPEC), prompt)
     # 120 numbers of matrices a layer, and the head once.
     assert weights == 2 * (prompt * 2 * 120 + 40)
-    plans = Cache(plan_layout(SPEC, 64, chunk=64)).plan(prompt)
-    pairs = sum(int(plan.mask().sum()) for plan in plans)
+    cache = Pools(plan_layout(SPEC, 64, chunk=64)).open()
+    assert list(cache.prepare(prompt)) == []
+    masks = [plan.mask(plan.unrolled()[0]) for plan in cache.plan(prompt).rings]
+    pairs = sum(int(mask.sum()) for mask in masks)
     assert attention == 2 * 2 * pairs * 2 * 2  # heads of 2
-    last = sum(int(plan.mask()[-1].sum()) for plan in plans)
+    last = sum(int(mask[-1].sum()) for mask in masks)
     assert limits.rows_seen(SPEC, prompt) == last
 
 
 def test_rows_of_the_cache_are_all_that_is_reserved() -> None:
     layout = plan_layout(SPEC, 40, chunk=16, sequences=3)
-    runtime = cast("Runtime", SimpleNamespace(spec=SPEC, layout=layout))
-    assert kv_rows(runtime) == 3 * ((40 + 16) + (8 + 16 + 16))
+    extents = Capabilities(extents=True, batching=False)
+    runtime = cast("Runtime", SimpleNamespace(spec=SPEC, layout=layout, capabilities=extents))
+    assert kv_rows(runtime) == 3 * 2 * (64 + 16)
     row = 2 * 2 * 4  # a key and a value of 2 numbers
     assert KvPool(SPEC, layout).nbytes == pytest.approx(kv_rows(runtime) * row, abs=2 * 63)
 

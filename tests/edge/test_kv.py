@@ -1,15 +1,21 @@
-"""The ring's bookkeeping against a list that never forgets."""
+"""The bookkeeping of blocks against lists that never forget."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from edge.decoder import DecoderSpec
-from edge.errors import OptionError, PromptTooLongError
-from edge.kv import Cache, KvLayout, plan_layout
+from edge.errors import OptionError, PoolFullError, PromptTooLongError
+from edge.kv import BLOCK, Cache, KvLayout, Move, Pools, plan_layout
+from edge.kv.blocks import BlockPool
 from tests.specs import small_spec
 
 
@@ -18,43 +24,59 @@ def make_spec(*windows: int | None) -> DecoderSpec:
 
 
 def make_cache(window: int | None, context: int, *, sliding: bool = True, **options: int) -> Cache:
-    layout = plan_layout(make_spec(window), context, **options)
-    return Cache(layout, "sliding" if sliding else "error")
+    return Pools(plan_layout(make_spec(window), context, policy="sliding" if sliding else "error", **options)).open()
+
+
+def window_rule(position: int, window: int, sinks: int = 0) -> set[int]:
+    return set(range(max(0, position - window + 1), position + 1)) | set(range(min(sinks, position + 1)))
 
 
 class Slots:
-    """What a backend would store: the position written to each slot, as the rows are stored."""
+    """What a backend would keep: (token, how far its key is rotated on) in each slot, written as `Batch` says."""
 
     def __init__(self, layout: KvLayout) -> None:
-        self.rows = [[-1] * ring.slots for ring in layout.rings]
+        self.rows: list[dict[int, tuple[Any, int]]] = [{} for _ in layout.rings]
 
-    def step(self, cache: Cache, count: int, keep: int | None = None) -> list[list[set[int]]]:
-        """Feed `count` tokens; returns, a ring, the positions that each new query saw, read from the stored rows."""
-        plans = cache.plan(count)
-        keep = count if keep is None else keep
+    def move(self, moves: Iterable[Move]) -> None:
+        for move in moves:
+            rows = self.rows[move.ring]
+            for i in range(move.count):
+                token, shift = rows[move.source + i]
+                assert not (move.shift and shift), "rotated from a rotated copy"
+                rows[move.target + i] = (token, shift + move.shift)
+
+    def step(self, cache: Cache, tokens: list[Any], keep: int | None = None) -> list[list[dict[int, Any]]]:
+        """Feed tokens; returns, a ring, what each new query saw: position → (token, rotation), read from the slots."""
+        self.move(cache.prepare(len(tokens)))
+        plan = cache.plan(len(tokens))
         seen = []
-        for rows, plan in zip(self.rows, plans, strict=True):
-            known = [*rows[: len(plan.held)], *(int(p) for p in plan.positions)]
-            seen.append([{known[i] for i in np.flatnonzero(row)} for row in plan.mask()])
-            behind = range(len(plan.held), len(plan.held) + count)
-            assert plan.follows == (plan.indices.tolist() == list(behind))
-            if plan.causal:  # the claim that a backend relies on to leave the mask out
-                assert plan.mask()[:, : len(plan.held)].all()
-        for rows, plan in zip(self.rows, plans, strict=True):
-            for slot, position in list(zip(plan.indices, plan.positions, strict=True))[:keep]:
-                rows[slot] = int(position)
-        cache.commit(plans, keep)
+        for rows, ring in zip(self.rows, plan.rings, strict=True):
+            before = dict(rows)
+            held, slots = ring.unrolled()
+            assert (np.diff(held) > 0).all()
+            assert ((held - slots) % 16 == 0).all()  # lines of 16 slots are lines of 16 positions
+            assert (ring.runs[:, 2] > 0).all()
+            for slot, token in zip(ring.writes.tolist(), tokens, strict=True):
+                rows[slot] = (token, 0)
+            new = set(ring.writes.tolist())
+            assert all(before[slot] == rows[slot] for slot in slots.tolist() if slot not in new)
+            mask = ring.mask(held)
+            seen.append([{int(held[i]): rows[int(slots[i])] for i in np.flatnonzero(row)} for row in mask])
+        cache.commit(len(tokens) if keep is None else keep)
         return seen
 
-
-def window_rule(position: int, window: int) -> set[int]:
-    return set(range(max(0, position - window + 1), position + 1))
+    def positions(self, cache: Cache, count: int) -> list[set[int]]:
+        """Feed positions as tokens; the positions that each query of the first ring saw."""
+        start = cache.length
+        seen = self.step(cache, list(range(start, start + count)))[0]
+        assert all(position == token for row in seen for position, (token, _) in row.items())
+        return [set(row) for row in seen]
 
 
 def test_k1_window_counts_the_token_itself_in_prefill_and_decode() -> None:
     cache = make_cache(4, 64, chunk=6)
     slots = Slots(cache.layout)
-    seen = [*slots.step(cache, 6)[0], *slots.step(cache, 3)[0], *slots.step(cache, 1)[0]]
+    seen = [*slots.positions(cache, 6), *slots.positions(cache, 3), *slots.positions(cache, 1)]
     assert seen == [window_rule(position, 4) for position in range(10)]
     assert seen[9] == {6, 7, 8, 9}
 
@@ -63,111 +85,91 @@ def test_k1_window_counts_the_token_itself_in_prefill_and_decode() -> None:
 def test_k2_nothing_is_lost_until_the_window_is_passed(count: int) -> None:
     cache = make_cache(None, 8, chunk=4)
     slots = Slots(cache.layout)
-    for _ in range(count):
-        slots.step(cache, 1)
-    held = sorted(position for position in slots.rows[0] if position >= 0)
-    assert held == list(range(max(0, count - 8), count))
+    seen = [slots.positions(cache, 1)[0] for _ in range(count)]
+    assert seen[-1] == set(range(max(0, count - 8), count))
     assert cache.dropped == max(0, count - 8)
 
 
-@given(
-    window=st.sampled_from([None, 3, 8]),
-    chunks=st.lists(st.integers(1, 7), min_size=1, max_size=40),
-    chunk=st.integers(1, 7),
-)
-@settings(max_examples=60, deadline=None)
-def test_any_chunking_sees_the_same_positions(window: int | None, chunks: list[int], chunk: int) -> None:
-    cache = make_cache(window, 12, chunk=chunk)
+@pytest.mark.parametrize("window", [65, 100, 128, 129, 190])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 65])
+def test_a_ring_never_takes_more_than_its_blocks(window: int, chunk: int) -> None:
+    """And holds what every query of a chunk sees, wherever in a block it begins."""
+    cache = make_cache(None, window, chunk=chunk)
     slots = Slots(cache.layout)
-    position = 0
-    for wanted in chunks:
-        for row in slots.step(cache, min(wanted, cache.room(wanted)))[0]:
-            assert row == window_rule(position, window or 12)
-            position += 1
+    (ring,) = cache.layout.rings
+    assert (ring.blocks - 1) * BLOCK < window + chunk + BLOCK
+    while cache.length < 4 * window:
+        start = cache.length
+        found = slots.positions(cache, cache.room(1 + start % chunk))
+        assert found == [window_rule(start + i, window) for i in range(len(found))]
+        assert len(cache.rings[0].blocks()) <= ring.blocks
 
 
-def test_chunk_does_not_destroy_what_its_first_queries_need() -> None:
-    cache = make_cache(None, 8, chunk=8)
+@pytest.mark.parametrize("rewind", range(1, 140, 3))
+def test_k4_rewind_on_a_ring_that_went_round_is_exact_or_refused(rewind: int) -> None:
+    cache = make_cache(16, 4096, chunk=8)  # two blocks: after 300 tokens they hold those from 192 on
     slots = Slots(cache.layout)
-    slots.step(cache, 8)
-    seen = slots.step(cache, 8)[0]
-    assert seen[0] == {1, 2, 3, 4, 5, 6, 7, 8}
-    assert seen[7] == set(range(8, 16))
-
-
-@pytest.mark.parametrize("rewind", range(1, 17))
-def test_k4_rewind_on_wrapped_ring_is_exact_or_refused(rewind: int) -> None:
-    cache = make_cache(16, 4096, chunk=8)  # 24 slots: eight of slack
-    slots = Slots(cache.layout)
-    for _ in range(10):
-        slots.step(cache, 4)
-    kept = cache.rollback(40 - rewind)
-    assert kept == (rewind <= 8 + 1)  # the query at 40 - r sees itself and 15 more: 24 slots hold 16…39
+    while cache.length < 300:
+        slots.positions(cache, 4)
+    kept = cache.rollback(300 - rewind)
+    assert kept == (300 - rewind - 15 >= 256 - BLOCK)
     if kept:
-        assert slots.step(cache, 1)[0] == [window_rule(40 - rewind, 16)]
+        assert slots.positions(cache, 1) == [window_rule(300 - rewind, 16)]
     else:
-        assert cache.length == 40
+        assert cache.length == 300
 
 
 def test_k4_rejected_draft_leaves_no_trace() -> None:
-    cache = make_cache(None, 8, chunk=4)
+    cache = make_cache(None, 80, chunk=4)
     slots = Slots(cache.layout)
-    for _ in range(9):
-        slots.step(cache, 1)
-    before = [list(rows) for rows in slots.rows]
-    slots.step(cache, 4, keep=0)
-    assert slots.rows == before
-    assert cache.length == 9
-    assert slots.step(cache, 1)[0] == [window_rule(9, 8)]
+    while cache.length < 207:
+        slots.positions(cache, 1)
+    held, where = cache.rings[0].plan(cache.length, 0).unrolled()
+    before = {int(p): slots.rows[0][int(slot)] for p, slot in zip(held, where, strict=True)}
+    slots.step(cache, ["draft"] * 4, keep=0)
+    held, where = cache.rings[0].plan(cache.length, 0).unrolled()
+    assert {int(p): slots.rows[0][int(slot)] for p, slot in zip(held, where, strict=True)} == before
+    assert cache.length == 207
+    assert slots.positions(cache, 1) == [window_rule(207, 80)]
 
 
-def test_rewind_within_an_unwrapped_ring_is_always_exact() -> None:
-    cache = make_cache(None, 32, sliding=False)
-    slots = Slots(cache.layout)
-    slots.step(cache, 20)
-    assert cache.rollback(3)
-    assert slots.step(cache, 2)[0] == [{0, 1, 2, 3}, {0, 1, 2, 3, 4}]
-    assert cache.used == 5
-
-
-def test_rings_with_different_windows_keep_their_own_slots() -> None:
-    layout = plan_layout(make_spec(None, 8, 8, None), 64, chunk=4)
-    assert [(ring.slots, ring.window, ring.bounded) for ring in layout.rings] == [(64, 64, False), (12, 8, True)]
-    cache = Cache(layout, "error")
+def test_rings_with_different_windows_keep_their_own_blocks() -> None:
+    layout = plan_layout(make_spec(None, 8, 8, None), 640, chunk=4)
+    assert [(ring.slots, ring.window, ring.bounded) for ring in layout.rings] == [(640, 640, False), (128, 8, True)]
+    cache = Pools(layout).open()
     slots = Slots(layout)
-    for _ in range(16):
-        seen = slots.step(cache, 4)
-    assert seen[0][-1] == set(range(64))
-    assert seen[1][-1] == window_rule(63, 8)
+    for _ in range(160):
+        seen = slots.step(cache, list(range(cache.length, cache.length + 4)))
+    assert set(seen[0][-1]) == set(range(640))
+    assert set(seen[1][-1]) == window_rule(639, 8)
     assert cache.dropped == 0
+    assert cache.used == 640 + 128
 
 
-def test_n11_sinks_stay_and_move_in_steps_of_64() -> None:
-    """Eight slots, two of them sinks: query p sees six tokens. Directly before the oldest, sink 0 would be at p - 7."""
-    cache = make_cache(None, 8, chunk=6, sinks=2)
+@pytest.mark.parametrize("sinks", [2, 64, 65])
+def test_n11_sinks_stay_and_move_in_steps_of_64(sinks: int) -> None:
+    """Query p sees the sinks and six tokens. Directly before the oldest, sink 0 would be at p - 5 - sinks."""
+    context = sinks + 6
+    cache = make_cache(None, context, chunk=6, sinks=sinks)
     slots = Slots(cache.layout)
-    shifts = []
-    position = 0
-    while position < 200:
-        count = cache.room(5)
-        shift = cache.plan(count)[0].shift
-        for row in slots.step(cache, count)[0]:
-            assert row == {sink for sink in (0, 1) if sink <= position} | window_rule(position, 6)
-            assert shift == max(0, position - 7) // 64 * 64
-            assert position < 8 or 1 + shift < min(row - {0, 1})  # the sinks stay before the oldest
-            shifts.append(shift)
-            position += 1
-    assert slots.rows[0][:2] == [0, 1]
-    assert [shifts.index(step) for step in (0, 64, 128, 192)] == [0, 71, 135, 199]
+    while cache.length < 500:
+        start, count = cache.length, cache.room(5)
+        for i, row in enumerate(slots.step(cache, list(range(start, start + count)))[0]):
+            position = start + i
+            assert set(row) == window_rule(position, 6, sinks)
+            shift = max(0, position + 1 - context) // 64 * 64
+            assert {turned for sink, (_, turned) in row.items() if sink < min(sinks, position - 5)} <= {shift}
+            assert {turned for other, (_, turned) in row.items() if other >= sinks} <= {0}
+            assert not shift or sinks - 1 + shift < position - 5  # the sinks stay before the oldest
 
 
 def test_n11_chunks_end_where_the_sinks_move() -> None:
     cache = make_cache(None, 512, chunk=256, sinks=4)
+    slots = Slots(cache.layout)
     counts = []
     while cache.length < 1200:
-        count = cache.portion(1200 - cache.length)
-        cache.commit(cache.plan(count))
-        counts.append(count)
+        counts.append(cache.portion(1200 - cache.length))
+        slots.positions(cache, counts[-1])
     # 240 a part by even parts of 1200; sinks first move at 64 behind the window of 508 and themselves.
     assert counts == [240, 240, 95, *[64] * 9, 49]
 
@@ -184,21 +186,87 @@ def test_k12_prompt_that_does_not_fit_names_both_numbers(prompt: int, fits: bool
 
 def test_a_full_cache_has_no_room() -> None:
     cache = make_cache(None, 4, sliding=False)
-    slots = Slots(cache.layout)
-    slots.step(cache, 4)
+    Slots(cache.layout).positions(cache, 4)
     assert cache.room(1) == 0
     with pytest.raises(PromptTooLongError):
-        cache.plan(1)
+        cache.prepare(1)
 
 
-def test_fork_is_independent() -> None:
-    cache = make_cache(None, 8)
-    slots = Slots(cache.layout)
-    slots.step(cache, 3)
-    other = cache.fork()
-    slots.step(cache, 1)
-    assert (cache.length, other.length) == (4, 3)
-    assert other.to_json()["held"] == [[0, 1, 2]]
+def test_a_conversation_alone_lies_in_one_run() -> None:
+    """Also beside a second one that began later: the gap behind the first is left to it."""
+    pools = Pools(plan_layout(make_spec(None), 1024, chunk=64, sequences=4))
+    slots = Slots(pools.layout)
+    first, second = pools.open(), pools.open()
+    for _ in range(10):
+        slots.positions(first, 64)
+        slots.positions(second, 64)
+    assert [len(cache.rings[0].plan(640, 0).runs) for cache in (first, second)] == [1, 1]
+
+
+def test_a_fork_shares_all_and_copies_what_it_writes() -> None:
+    pools = Pools(plan_layout(make_spec(None), 256, chunk=64, sequences=2))
+    slots = Slots(pools.layout)
+    cache, other = pools.open(), pools.open()
+    slots.positions(cache, 64)
+    slots.positions(cache, 50)
+    assert list(cache.fork(other, cache.length)) == []
+    assert pools.pools[0].free == 8 - 2
+    (move,) = other.prepare(1)
+    assert (move.source % BLOCK, move.target % BLOCK, move.count) == (0, 0, 50)
+    assert pools.pools[0].free == 8 - 3
+    assert list(cache.prepare(1)) == []  # the other has a copy, and this one its block to itself
+    other.close()
+    cache.close()
+    assert pools.pools[0].free == 8
+
+
+def test_a_step_without_free_blocks_changes_nothing() -> None:
+    pools = Pools(plan_layout(make_spec(None), 128, chunk=128))
+    slots = Slots(pools.layout)
+    cache, other = pools.open(), pools.open()
+    slots.positions(cache, 100)
+    with pytest.raises(PoolFullError, match="1 blocks of keys and values are needed, and 0 of 2 are free"):
+        other.prepare(1)
+    assert other.length == 0
+    cache.close()
+    assert slots.positions(other, 2)[1] == {0, 1}
+
+
+def test_extents_are_a_sequences_own_and_filled_in_order() -> None:
+    pools = Pools(plan_layout(make_spec(None), 256, chunk=64, sequences=2), extents=True)
+    slots = Slots(pools.layout)
+    cache, other = pools.open(), pools.open()
+    for _ in range(3):
+        slots.positions(cache, 64)
+    slots.move(cache.fork(other, cache.length))
+    slots.positions(other, 1)
+    runs = [sequence.rings[0].plan(192, 0).runs.tolist() for sequence in (cache, other)]
+    assert runs == [[[0, 0, 192]], [[0, 256, 192]]]
+    with pytest.raises(PoolFullError, match="all 2 sequences of the runtime are in use"):
+        pools.open()
+    other.close()
+    assert pools.open().number == 1
+
+
+def test_an_interrupt_between_two_counts_is_recovered_from() -> None:
+    pools = Pools(plan_layout(make_spec(None), 256, chunk=64, sequences=2))
+    slots = Slots(pools.layout)
+    cache, other = pools.open(), pools.open()
+    slots.positions(cache, 64)
+    slots.positions(other, 64)
+    pools.pools[0].take(-1, 0)  # and the table that it was for never learns of it
+    cache.recover()
+    assert (pools.pools[0].free, cache.length) == (7, 0)
+
+
+def test_a_block_pool_gives_the_gap_that_is_widest() -> None:
+    pool = BlockPool(12)
+    taken = [pool.take(after, 0) for after in (-1, 0, 1)]
+    assert taken == [0, 1, 2]
+    assert pool.take(-1, 0) == 3 + 9 // 2  # halfway through what is free
+    assert [pool.take(7, 0) for _ in range(5)] == [8, 5, 10, 4, 3]  # behind the 7th, then in the largest gaps
+    with pytest.raises(PoolFullError):
+        [pool.take(-1, 0) for _ in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -206,9 +274,103 @@ def test_fork_is_independent() -> None:
 )
 def test_impossible_layouts_are_refused(context: int, options: dict[str, int]) -> None:
     with pytest.raises(OptionError):
-        plan_layout(make_spec(None), context, **options)
+        plan_layout(make_spec(None), context, policy="sliding", **options)
 
 
 def test_sinks_need_the_sliding_policy() -> None:
     with pytest.raises(OptionError, match="sliding"):
-        Cache(plan_layout(make_spec(None), 8, sinks=1), "error")
+        plan_layout(make_spec(None), 8, sinks=1)
+
+
+@dataclass
+class Model:
+    """A sequence as a list of tokens."""
+
+    cache: Cache
+    tokens: list[int] = field(default_factory=list)
+
+
+class Blocks(RuleBasedStateMachine):
+    """Sequences of common pools are fed, rewound, forked and closed; each sees its own tokens, by its rule, always."""
+
+    sequences = Bundle("sequences")
+
+    @initialize(
+        window=st.sampled_from([None, 3, 70]),
+        context=st.sampled_from([40, 150]),
+        chunk=st.integers(1, 90),
+        sinks=st.sampled_from([0, 3, 66]),
+        extents=st.booleans(),
+    )
+    def open_pools(self, window: int | None, context: int, chunk: int, sinks: int, extents: bool) -> None:
+        sinks = min(sinks, context - 2)
+        layout = plan_layout(make_spec(None, window), context, chunk=chunk, sinks=sinks, sequences=3, policy="sliding")
+        self.pools = Pools(layout, extents=extents)
+        self.slots = Slots(layout)
+        self.next = 0
+        self.open: list[Model] = []
+
+    @rule(target=sequences)
+    def begin(self) -> Any:
+        try:
+            self.open.append(Model(self.pools.open()))
+        except PoolFullError:
+            assert self.pools.extents
+            assert len(self.open) == 3
+            return multiple()
+        return self.open[-1]
+
+    @rule(model=sequences, wanted=st.integers(1, 90))
+    def feed(self, model: Model, wanted: int) -> None:
+        count = model.cache.room(wanted)
+        tokens = list(range(self.next, self.next + count))
+        self.next += count
+        start = len(model.tokens)
+        try:
+            seen = self.slots.step(model.cache, tokens)
+        except PoolFullError:
+            assert len(self.open) > 1
+            assert not self.pools.extents
+            return
+        model.tokens += tokens
+        for layout, rows in zip(self.pools.layout.rings, seen, strict=True):
+            for i, row in enumerate(rows):
+                assert set(row) == window_rule(start + i, layout.window, layout.sinks)
+                for position, (token, turned) in row.items():
+                    assert token == model.tokens[position]
+                    is_sink = position < layout.sinks and position < layout.oldest(start)
+                    assert turned == (layout.shift(start) if is_sink else 0)
+
+    @rule(model=sequences, share=st.floats(0, 1))
+    def rewind(self, model: Model, share: float) -> None:
+        length = int(share * len(model.tokens))
+        if model.cache.rollback(length):
+            del model.tokens[length:]
+
+    @rule(target=sequences, model=sequences, share=st.floats(0, 1))
+    def fork(self, model: Model, share: float) -> Any:
+        length = int(share * len(model.tokens))
+        if not model.cache.exact_at(length):
+            return multiple()
+        try:
+            other = self.pools.open()
+        except PoolFullError:
+            return multiple()
+        self.slots.move(model.cache.fork(other, length))
+        self.open.append(Model(other, model.tokens[:length]))
+        return self.open[-1]
+
+    @rule(model=consumes(sequences))
+    def close(self, model: Model) -> None:
+        model.cache.close()
+        self.open.remove(model)
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        for index, pool in enumerate(getattr(self, "pools", Pools(plan_layout(make_spec(None), 8))).pools):
+            used = {block for model in getattr(self, "open", []) for block in model.cache.rings[index].blocks()}
+            assert pool.free == pool.blocks - len(used)
+
+
+TestBlocks = Blocks.TestCase
+TestBlocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

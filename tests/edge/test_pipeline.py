@@ -222,13 +222,13 @@ def test_a_diverging_prompt_keeps_what_is_shared(opened: OpenScripted) -> None:
 
 
 def test_k4_history_that_was_dropped_means_a_cold_prefill(opened: OpenScripted) -> None:
-    """A window of 16: of turn one's 40 tokens the first 30 are shared, and those before them are gone."""
+    """A window of 16: of turn one's 400 tokens the first 170 are shared, and those before them are gone."""
     pipeline = opened("abcd", "abcd", context=16, chunk=4, policy="sliding", sinks=0)
-    list(pipeline.tokens(prompt(40)))
-    run = pipeline.tokens([*prompt(30), 255, 254])
+    list(pipeline.tokens(prompt(400)))
+    run = pipeline.tokens([*prompt(170), 255, 254])
     assert [event.id for event in run] == list(b"abcd")
     assert run.progress.cached_tokens == 0
-    assert sorted(runtime(pipeline).visible) == sorted([*prompt(30), 255, 254, *b"abcd"][-16:])
+    assert sorted(runtime(pipeline).visible) == sorted([*prompt(170), 255, 254, *b"abcd"][-16:])
 
 
 def test_reset_forgets(opened: OpenScripted) -> None:
@@ -264,7 +264,7 @@ def test_rates_count_the_steps_that_were_run(
     options: GenerateOptions, tokens: int, opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = opened(chunk=2)
-    monkeypatch.setattr("edge.generation.time.perf_counter", Clock(pipeline))
+    monkeypatch.setattr("edge.engine.engine.time.perf_counter", Clock(pipeline))
     result = pipeline.complete("hi", options)
     stats = result.stats
     assert (stats.prefill_s, stats.ttft_s) == (3.0, 3.0)  # five tokens in chunks of two
@@ -292,11 +292,14 @@ def test_n8_weights_beyond_a_containers_memory_are_refused_with_both_numbers(
 
 
 def test_n8_keys_and_values_count_as_well(opened: OpenScripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened() as fitting:
+    with opened(sequences=1) as fitting:
         needed = fitting.bundle.weights.path.stat().st_size + fitting.runtime.kv_bytes
         assert fitting.runtime.kv_bytes > 0
     monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed)
-    opened().close()
+    opened(sequences=1).close()
     monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed - 1)
     with pytest.raises(OptionError, match=r"keys and values for a context of \d+ \d+ MB, .* choose a smaller context"):
-        opened()
+        opened(sequences=1)
+    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed)
+    whole = Pipeline(fitting.bundle, RuntimeOptions(runtime="scripted"))
+    assert whole.runtime.layout.sequences == 1  # of the four that there would be room for otherwise

@@ -49,7 +49,7 @@ def run(bundle: Bundle, name: str, ids: list[int], *, exact: bool) -> np.ndarray
         pytest.skip(support(name).reason)
     runtime = open_runtime(bundle, plan_layout(bundle.spec, 64), RuntimeOptions(runtime=name, exact=exact))
     try:
-        session = Session(runtime, "error")
+        session = Session(runtime)
         return np.concatenate([session.step(part, "all") for part in (ids[:9], ids[9:10], ids[10:])])
     finally:
         runtime.close()

@@ -18,7 +18,7 @@ import edge
 from edge import payload
 from edge.bundle import Bundle, Manifest
 from edge.errors import BundleError, FormatError, OptionError
-from edge.kv import plan_layout
+from edge.kv import Pools, plan_layout
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
 from edge.session import Session
@@ -163,7 +163,8 @@ def test_n29_an_interrupt_while_buffers_are_bound_leaves_none_of_another_shape(b
     """A step of one token, an interrupted one of five in another sequence, and again one: bound is what it needs."""
     layout = plan_layout(bundle.spec, 32, sequences=2)
     with closing(open_runtime(bundle, layout, RuntimeOptions(runtime="onnx", threads=1))) as runtime:
-        first, second = (Session(runtime, "error", sequence) for sequence in range(2))
+        pools = Pools(layout, extents=True)
+        first, second = (Session(runtime, pools) for _ in range(2))
         first.feed([5, 6, 7])
         expected = first.step([8])
         line, more = 0, True

@@ -12,35 +12,21 @@ void check(bool fine, const char *message) {
     throw std::invalid_argument(message);
 }
 
-// Appends positions that lie in neighbouring slots, cut where spans begin.
-void append(std::vector<Piece> &pieces, int64_t position, int64_t slot) {
-  if (!pieces.empty()) {
-    Piece &last = pieces.back();
-    if (last.position + last.count == position && last.slot + last.count == slot && position % kSpan) {
-      ++last.count;
-      return;
+// What a segment attends to, cut where spans begin; runs that are neighbours in position and slot become one.
+std::vector<Piece> find_pieces(const RingView &view) {
+  std::vector<Piece> pieces;
+  for (const int64_t *run = view.runs; run < view.runs + 3 * view.count; run += 3)
+    for (int64_t done = 0; done < run[2];) {
+      const int64_t position = run[0] + done, slot = run[1] + done;
+      const int64_t count = std::min(run[2] - done, kSpan - position % kSpan);
+      Piece *last = pieces.empty() || position % kSpan == 0 ? nullptr : &pieces.back();
+      if (last && last->position + last->count == position && last->slot + last->count == slot)
+        last->count += count;
+      else
+        pieces.push_back({position, slot, count});
+      done += count;
     }
-  }
-  pieces.push_back({position, slot, 1});
-}
-
-// Held positions that any of the segment's queries sees, then the new ones.
-std::vector<Piece> find_pieces(const Segment &segment, const RingView &view, const RingShape &ring) {
-  std::vector<Piece> seen;
-  for (int64_t slot = 0; slot < view.filled; ++slot) {
-    const int64_t position = view.held[slot];
-    check(position < segment.position, "forward: a held position is not before the new ones");
-    if (position >= 0 && (segment.position - position < ring.window || position < ring.sinks))
-      append(seen, position, slot);
-  }
-  const auto before = [](const Piece &a, const Piece &b) { return a.position < b.position; };
-  if (!std::is_sorted(seen.begin(), seen.end(), before))
-    std::sort(seen.begin(), seen.end(), before);
-  for (size_t i = 1; i < seen.size(); ++i)
-    check(seen[i - 1].position + seen[i - 1].count <= seen[i].position, "forward: a position is held twice");
-  for (int64_t i = 0; i < segment.count; ++i)
-    append(seen, segment.position + i, view.filled + i);
-  return seen;
+  return pieces;
 }
 
 // How many pieces of at most `size` a count is cut into.
@@ -57,7 +43,21 @@ bool last_is_apart(const std::vector<Piece> &pieces) {
 
 } // namespace
 
-AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut, const RingShape &ring,
+void check_runs(const Segment &segment, const RingView &view, const RingShape &ring) {
+  check(view.count > 0 && view.sinks >= 0, "forward: nothing to attend to");
+  const int64_t end = segment.position + segment.count;
+  int64_t at = 0;
+  for (const int64_t *run = view.runs; run < view.runs + 3 * view.count; run += 3) {
+    check(run[0] >= at && run[0] < end && run[2] > 0 && run[2] <= ring.slots && run[1] >= 0 && run[1] <= ring.slots - run[2],
+          "forward: runs out of order, or of slots that are not there");
+    check(run[0] <= segment.position || run[0] == at, "forward: new rows without a slot");
+    at = run[0] + run[2];
+    check(at <= end, "forward: positions behind the new ones");
+  }
+  check(at == end, "forward: new rows without a slot");
+}
+
+AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut,
                              const std::vector<int64_t> &bands, int32_t threads) {
   AttentionPlan plan;
   const int64_t kv_heads = cut.kv_heads;
@@ -65,7 +65,7 @@ AttentionPlan plan_attention(const std::vector<Segment> &segments, const Attenti
   const int64_t wished = 4 * threads; // tasks, at least: threads then end at about the same time
   int64_t rows = 0, tiles = 0;
   for (const Segment &segment : segments) {
-    plan.pieces.push_back(find_pieces(segment, segment.rings[static_cast<size_t>(cut.ring)], ring));
+    plan.pieces.push_back(find_pieces(segment.rings[static_cast<size_t>(cut.ring)]));
     rows += segment.count;
   }
   plan.apart = segments.size() == 1 && last_is_apart(plan.pieces[0]);

@@ -7,16 +7,29 @@
 
 namespace dsedge {
 
-// One ring of one sequence for a forward: the position in each slot (-1: none), new rows from slot held.size() on.
+// What the queries of a segment attend to in one ring: runs of position, slot and count, [count][3], by ascending position.
+// The new rows are the last ones, and `sinks` first positions are seen whatever the window.
 struct RingView {
-  const int64_t *held;
-  int64_t filled;
+  const int64_t *runs;
+  int64_t count, sinks;
+
+  // The slot of a new row's position.
+  int64_t slot_of(int64_t position) const {
+    const int64_t *run = runs + 3 * (count - 1);
+    while (run[0] > position)
+      run -= 3;
+    return run[1] + position - run[0];
+  }
 };
 
 struct Segment {
-  int64_t sequence, row, count, position; // rows row … row + count - 1 of the activations are from `position` on
+  int64_t row, count, position; // rows row … row + count - 1 of the activations are from `position` on
   std::vector<RingView> rings;
 };
+
+// Throws std::invalid_argument for runs that contradict themselves, name slots that the pool does not have, or do not end
+// in the segment's new rows.
+void check_runs(const Segment &segment, const RingView &view, const RingShape &ring);
 
 // Queries first … first + count - 1 of a segment over some of its spans. Partial results are numbered the same for all
 // kv heads.
@@ -48,9 +61,8 @@ struct AttentionCut {
 };
 
 // `bands`: rows at which tasks end, each of which then has all its spans to itself, or none: then spans are spread over
-// tasks so that all threads have some. The segments have no more held and new rows than their rings have room for. Throws
-// std::invalid_argument for rings that contradict themselves: a position held twice or not before the new ones.
-AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut, const RingShape &ring,
+// tasks so that all threads have some. Runs have been checked.
+AttentionPlan plan_attention(const std::vector<Segment> &segments, const AttentionCut &cut,
                              const std::vector<int64_t> &bands, int32_t threads);
 
 } // namespace dsedge

@@ -55,28 +55,36 @@ void Engine::read(int32_t buffer, int64_t rows, float *out) const {
 }
 
 void Engine::check(const Forward &f) const {
-  require(f.rows > 0 && f.rows <= kMostUnits && !f.wanted.empty(), "forward: no tokens, or far too many");
+  require(f.rows > 0 && f.rows <= kMostUnits, "forward: no tokens, or far too many");
   require(static_cast<int64_t>(f.wanted.size()) <= kMostUnits, "forward: far too many wanted rows");
   require(f.angles.size() == program_.ropes.size(), "forward: angles of each rope are needed");
   for (int64_t row : f.wanted)
     require(row >= 0 && row < f.rows, "forward: a wanted row that is not there");
   int64_t rows = 0;
-  std::vector<bool> seen(static_cast<size_t>(program_.kv.sequences));
   for (const Segment &segment : f.segments) {
-    require(segment.sequence >= 0 && segment.sequence < program_.kv.sequences, "forward: no such sequence");
-    require(!seen[static_cast<size_t>(segment.sequence)], "forward: two segments of one sequence");
-    require(segment.row == rows && segment.count > 0 && segment.position >= 0 && segment.position < int64_t{1} << 40,
+    require(segment.row == rows && segment.count > 0 && segment.count <= f.rows - rows && segment.position >= 0 &&
+                segment.position < int64_t{1} << 40,
             "forward: rows or positions that do not follow");
-    require(segment.rings.size() == program_.kv.rings.size(), "forward: a view of each ring is needed");
-    for (size_t ring = 0; ring < segment.rings.size(); ++ring) {
-      const int64_t filled = segment.rings[ring].filled;
-      require(filled >= 0 && filled <= program_.kv.rings[ring].slots && segment.count <= program_.kv.chunk,
-              "forward: more held or new rows than the ring has room for");
-    }
-    seen[static_cast<size_t>(segment.sequence)] = true;
+    require(segment.rings.size() == program_.kv.rings.size(), "forward: runs of each ring are needed");
+    for (size_t ring = 0; ring < segment.rings.size(); ++ring)
+      check_runs(segment, segment.rings[ring], program_.kv.rings[ring]);
     rows += segment.count;
   }
   require(rows == f.rows, "forward: segments of other tokens");
+  check_writes(f);
+}
+
+// No slot is written by two segments.
+void Engine::check_writes(const Forward &f) const {
+  std::vector<int64_t> slots;
+  for (size_t ring = 0; ring < program_.kv.rings.size() && f.segments.size() > 1; ++ring) {
+    slots.clear();
+    for (const Segment &segment : f.segments)
+      for (int64_t i = 0; i < segment.count; ++i)
+        slots.push_back(segment.rings[ring].slot_of(segment.position + i));
+    std::sort(slots.begin(), slots.end());
+    require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(), "forward: two rows for one slot");
+  }
 }
 
 void Engine::forward(const Forward &f) {

@@ -26,6 +26,7 @@ public:
 
 private:
   void check(const Forward &forward) const;
+  void check_writes(const Forward &forward) const;
   void work(int32_t stage, int32_t begin, int32_t end, int32_t thread);
   RowRange take_band(int32_t stage, int32_t thread);
 

@@ -63,127 +63,68 @@ float key_at(const KvHead &s, int64_t slot, int64_t d) {
 } // namespace
 
 KvPool::KvPool(const KvShape &shape, const Kernels &kernels) : shape_(shape), kernels_(kernels) {
-  check(shape.sequences > 0 && shape.sequences < 65536 && shape.chunk > 0 && shape.chunk < kMost,
-        "kv: no such number of sequences or rows");
   for (const RingShape &ring : shape.rings)
-    check(ring.slots > 0 && ring.slots < kMost && ring.window < kMost && ring.window > 0 && ring.sinks >= 0 && ring.sinks < ring.slots,
+    check(ring.slots > 0 && ring.slots < kMost && ring.slots % 16 == 0 && ring.window < kMost && ring.window > 0,
           "kv: no such ring");
   for (const KvLayer &layer : shape.layers) {
     check(layer.kv_heads > 0 && layer.kv_heads < 65536 && layer.key_dim > 0 && layer.key_dim < 65536 &&
               layer.value_dim > 0 && layer.value_dim < 65536,
           "kv: no such heads");
     check(layer.ring >= 0 && layer.ring < static_cast<int32_t>(shape.rings.size()), "kv: a layer names a ring that is not there");
-    offsets_.push_back(sequence_bytes_);
-    const int64_t each = head_bytes(rows(layer.ring), layer);
+    offsets_.push_back(bytes_);
+    const int64_t each = head_bytes(shape.ring_of(layer).slots, layer);
     check(each < kMostBytes, "kv: larger than any memory");
-    sequence_bytes_ += each * layer.kv_heads;
-    check(sequence_bytes_ < kMostBytes, "kv: larger than any memory");
+    bytes_ += each * layer.kv_heads;
+    check(bytes_ < kMostBytes, "kv: larger than any memory");
   }
-  bytes_ = sequence_bytes_ * shape.sequences;
-  check(bytes_ < kMostBytes, "kv: larger than any memory");
   memory_ = Memory(bytes_, false);
-  sinks_.resize(static_cast<size_t>(shape.sequences) * shape.layers.size());
 }
 
-int64_t KvPool::rows(int32_t ring) const {
-  return whole_lines(shape_.rings[static_cast<size_t>(ring)].slots + shape_.chunk);
-}
-
-KvHead KvPool::head(int64_t sequence, int32_t layer, int32_t kv_head) const {
+KvHead KvPool::head(int32_t layer, int32_t kv_head) const {
   const size_t index = static_cast<size_t>(layer);
   const KvLayer &l = shape_.layers[index];
-  const int64_t count = rows(l.ring), size = number_bytes(l.format);
-  uint8_t *keys = memory_.data() + sequence * sequence_bytes_ + offsets_[index] + kv_head * head_bytes(count, l);
-  uint8_t *values = keys + count * l.key_dim * size;
-  uint16_t *scales = reinterpret_cast<uint16_t *>(values + count * whole_lines(l.value_dim) * size);
+  const int64_t slots = shape_.ring_of(l).slots, size = number_bytes(l.format);
+  uint8_t *keys = memory_.data() + offsets_[index] + kv_head * head_bytes(slots, l);
+  uint8_t *values = keys + slots * l.key_dim * size;
+  uint16_t *scales = reinterpret_cast<uint16_t *>(values + slots * whole_lines(l.value_dim) * size);
   return {keys,        values,      scales,
-          scales + count, l.key_dim, l.value_dim,
+          scales + slots, l.key_dim, l.value_dim,
           static_cast<int32_t>(whole_lines(l.key_dim)), static_cast<int32_t>(whole_lines(l.value_dim)), l.format};
 }
 
-void KvPool::check_sequence(int64_t sequence) const {
-  check(sequence >= 0 && sequence < shape_.sequences, "kv: no such sequence");
+void KvPool::check_rows(int32_t ring, int64_t source, int64_t target, int64_t count) const {
+  check(ring >= 0 && ring < static_cast<int32_t>(shape_.rings.size()), "kv: no such ring");
+  const int64_t slots = shape_.rings[static_cast<size_t>(ring)].slots;
+  check(count >= 0 && count <= slots && source >= 0 && source <= slots - count && target >= 0 && target <= slots - count,
+        "kv: slots that the ring's pool does not have");
 }
 
-void KvPool::store(int64_t sequence, int32_t ring, const std::vector<int64_t> &targets, int64_t scratch) {
-  check_sequence(sequence);
-  check(ring >= 0 && ring < static_cast<int32_t>(shape_.rings.size()), "kv: no such ring");
-  const RingShape &shape = shape_.rings[static_cast<size_t>(ring)];
-  const int64_t count = static_cast<int64_t>(targets.size());
-  check(scratch >= 0 && scratch <= shape.slots && count <= shape_.chunk, "kv: more new rows than there is room for");
-  for (int64_t target : targets)
-    check(target >= 0 && target < shape.slots, "kv: no such slot");
+void KvPool::copy(int32_t ring, int64_t source, int64_t target, int64_t count) {
+  check_rows(ring, source, target, count);
   for (int32_t layer = 0; layer < static_cast<int32_t>(shape_.layers.size()); ++layer) {
     const KvLayer &l = shape_.layers[static_cast<size_t>(layer)];
-    if (l.ring != ring)
-      continue;
-    for (int64_t done = 0, run; done < count; done += run) {
-      const int64_t target = targets[static_cast<size_t>(done)];
-      for (run = 1; done + run < count && targets[static_cast<size_t>(done + run)] == target + run;)
-        ++run;
-      for (int32_t head = 0; target != scratch + done && head < l.kv_heads; ++head) {
-        const KvHead s = this->head(sequence, layer, head);
-        copy_rows(s, scratch + done, s, target, run);
-      }
+    for (int32_t head = 0; l.ring == ring && head < l.kv_heads; ++head) {
+      const KvHead s = this->head(layer, head);
+      copy_rows(s, source, s, target, count);
     }
-    for (int64_t target : targets)
-      if (target < shape.sinks)
-        keep_sink(sequence, layer, target);
   }
 }
 
-float *KvPool::sink_keys(int64_t sequence, int32_t layer, int32_t kv_head) {
-  const size_t layers = shape_.layers.size(), index = static_cast<size_t>(layer);
-  const KvLayer &l = shape_.layers[index];
-  const int64_t each = shape_.ring_of(l).sinks * l.key_dim;
-  std::vector<float> &kept = sinks_[static_cast<size_t>(sequence) * layers + index];
-  kept.resize(static_cast<size_t>(each * l.kv_heads));
-  return kept.data() + each * kv_head;
-}
-
-void KvPool::keep_sink(int64_t sequence, int32_t layer, int64_t slot) {
-  const KvLayer &l = shape_.layers[static_cast<size_t>(layer)];
-  for (int32_t head = 0; head < l.kv_heads; ++head) {
-    const KvHead s = this->head(sequence, layer, head);
-    float *kept = sink_keys(sequence, layer, head) + slot * l.key_dim;
-    for (int32_t d = 0; d < l.key_dim; ++d)
-      kept[d] = key_at(s, slot, d);
-  }
-}
-
-void KvPool::copy_slots(int64_t source, int64_t target, const std::vector<int64_t> &filled) {
-  check_sequence(source);
-  check_sequence(target);
-  check(filled.size() == shape_.rings.size(), "kv: a number of slots for each ring is needed");
-  for (size_t ring = 0; ring < filled.size(); ++ring)
-    check(filled[ring] >= 0 && filled[ring] <= shape_.rings[ring].slots, "kv: more slots than the ring has");
-  for (int32_t layer = 0; layer < static_cast<int32_t>(shape_.layers.size()); ++layer) {
-    const size_t index = static_cast<size_t>(layer);
-    const KvLayer &l = shape_.layers[index];
-    for (int32_t head = 0; head < l.kv_heads; ++head) {
-      const KvHead from = this->head(source, layer, head), to = this->head(target, layer, head);
-      copy_rows(from, 0, to, 0, filled[static_cast<size_t>(l.ring)]);
-    }
-    sinks_[static_cast<size_t>(target) * shape_.layers.size() + index] =
-        sinks_[static_cast<size_t>(source) * shape_.layers.size() + index];
-  }
-}
-
-void KvPool::rotate_sinks(int64_t sequence, int32_t layer, const std::vector<float> &cos,
-                          const std::vector<float> &sin) {
-  check_sequence(sequence);
+void KvPool::rotate(int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
+                    const std::vector<float> &sin) {
   check(layer >= 0 && layer < static_cast<int32_t>(shape_.layers.size()), "kv: no such layer");
   const KvLayer &l = shape_.layers[static_cast<size_t>(layer)];
+  check_rows(l.ring, source, target, count);
   const int64_t half = static_cast<int64_t>(cos.size());
   check(cos.size() == sin.size() && half * 2 <= l.key_dim, "kv: more angles than the head has pairs");
-  std::vector<float> rotated(static_cast<size_t>(l.key_dim));
+  std::vector<float> key(static_cast<size_t>(l.key_dim));
   for (int32_t head = 0; head < l.kv_heads; ++head) {
-    const KvHead s = this->head(sequence, layer, head);
-    for (int64_t slot = 0; slot < shape_.ring_of(l).sinks; ++slot) {
-      const float *key = sink_keys(sequence, layer, head) + slot * l.key_dim;
-      std::memcpy(rotated.data(), key, rotated.size() * 4);
-      kernels_.rope(rotated.data(), 1, l.key_dim, half * 2, cos.data(), sin.data());
-      if (!kernels_.write_row(s, slot, rotated.data(), nullptr))
+    const KvHead s = this->head(layer, head);
+    for (int64_t row = 0; row < count; ++row) {
+      for (int32_t d = 0; d < l.key_dim; ++d)
+        key[static_cast<size_t>(d)] = key_at(s, source + row, d);
+      kernels_.rope(key.data(), 1, l.key_dim, half * 2, cos.data(), sin.data());
+      if (!kernels_.write_row(s, target + row, key.data(), nullptr))
         throw std::overflow_error("a key of a sink is more than the cache's format holds");
     }
   }

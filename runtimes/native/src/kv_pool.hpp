@@ -1,4 +1,5 @@
-// Storage for the keys and values of every sequence, in memory that the system commits as it is touched.
+// Pools of slots for keys and values, in address space that the system gives memory to as it is touched. Which slot is
+// whose is for the caller to know.
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -9,15 +10,13 @@
 
 namespace dsedge {
 
-// What a layer keeps, and in which ring.
+// What a layer keeps, and in which ring's pool.
 struct KvLayer {
   int32_t ring, kv_heads, key_dim, value_dim;
   KvFormat format;
 };
 
-// A ring has `chunk` rows behind its slots, where a forward puts new rows that have no free slot to go to.
 struct KvShape {
-  int64_t sequences = 0, chunk = 0;
   std::vector<RingShape> rings;
   std::vector<KvLayer> layers;
 
@@ -30,27 +29,26 @@ public:
   KvPool(const KvShape &shape, const Kernels &kernels);
 
   int64_t bytes() const { return bytes_; }
-  KvHead head(int64_t sequence, int32_t layer, int32_t kv_head) const;
+  // All slots of a kv head.
+  KvHead head(int32_t layer, int32_t kv_head) const;
 
-  // The rest throws std::invalid_argument for a sequence, ring, slot or layer that is not there.
-  // Moves new rows from `scratch` on into the slots `targets`; sink keys are kept aside too.
-  void store(int64_t sequence, int32_t ring, const std::vector<int64_t> &targets, int64_t scratch);
-  void copy_slots(int64_t source, int64_t target, const std::vector<int64_t> &filled);
-  // Writes the sink keys of a layer, rotated by the given cos and sin of each pair.
-  void rotate_sinks(int64_t sequence, int32_t layer, const std::vector<float> &cos, const std::vector<float> &sin);
+  // Both throw std::invalid_argument for a ring, layer or slot that is not there.
+  // Copies `count` rows of all layers of a ring from slot `source` on to slot `target` on; the two may overlap where
+  // `target` is lower.
+  void copy(int32_t ring, int64_t source, int64_t target, int64_t count);
+  // Writes the keys of a layer's rows from `source` on to those from `target` on, rotated by cos and sin of each pair.
+  // Throws std::overflow_error for keys that the format cannot hold then.
+  void rotate(int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
+              const std::vector<float> &sin);
 
 private:
-  int64_t rows(int32_t ring) const;
-  void check_sequence(int64_t sequence) const;
-  float *sink_keys(int64_t sequence, int32_t layer, int32_t kv_head);
-  void keep_sink(int64_t sequence, int32_t layer, int64_t slot);
+  void check_rows(int32_t ring, int64_t source, int64_t target, int64_t count) const;
 
   KvShape shape_;
   const Kernels &kernels_;
-  int64_t bytes_ = 0, sequence_bytes_ = 0;
-  std::vector<int64_t> offsets_; // of each layer within a sequence
+  int64_t bytes_ = 0;
+  std::vector<int64_t> offsets_; // of each layer
   Memory memory_;
-  std::vector<std::vector<float>> sinks_; // [sequence * layers + layer]: [kv_heads][sinks][key_dim], as they were written
 };
 
 } // namespace dsedge

@@ -123,12 +123,12 @@ void pack_rows(Opened &opened, int32_t matrix, int32_t part, int64_t first, Arra
   engine.pack(matrix, part, rows);
 }
 
-// segments [n, 3]: sequence, tokens, first position. held: of each segment, of each ring.
-void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments,
-             const std::vector<std::vector<Array<int64_t, 1>>> &held,
+// segments [n, 2 + rings]: tokens, first position, sinks of each ring. runs: of each segment, of each ring.
+void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments, const std::vector<std::vector<Longs>> &runs,
              const std::vector<std::tuple<Reals, Reals>> &angles, Array<int64_t, 1> wanted, Results logits) {
   Engine &engine = *opened.engine;
-  require(segments.shape(1) == 3 && held.size() == segments.shape(0), "forward: tables of another format");
+  const size_t rings = engine.program().kv.rings.size();
+  require(segments.shape(1) == 2 + rings && runs.size() == segments.shape(0), "forward: tables of another format");
   require(logits.shape(0) == wanted.shape(0) &&
               logits.shape(1) == static_cast<size_t>(engine.program().buffers[kLogits].width),
           "forward: logits of another shape");
@@ -138,14 +138,17 @@ void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments,
   f.wanted.assign(wanted.data(), wanted.data() + wanted.shape(0));
   f.logits = logits.data();
   int64_t row = 0;
-  for (size_t n = 0; n < held.size(); ++n) {
-    const int64_t *s = segments.data() + n * 3;
-    Segment segment{s[0], row, s[1], s[2], {}};
-    for (const auto &ring : held[n])
-      segment.rings.push_back({ring.data(), static_cast<int64_t>(ring.shape(0))});
+  for (size_t n = 0; n < runs.size(); ++n) {
+    const int64_t *s = segments.data() + n * (2 + rings);
+    require(s[0] >= 0 && s[0] <= f.rows && runs[n].size() == rings, "forward: segments of other tokens or rings");
+    Segment segment{row, s[0], s[1], {}};
+    for (size_t ring = 0; ring < rings; ++ring) {
+      const Longs &table = runs[n][ring];
+      require(table.shape(1) == 3, "forward: runs of another format");
+      segment.rings.push_back({table.data(), static_cast<int64_t>(table.shape(0)), s[2 + ring]});
+    }
     f.segments.push_back(std::move(segment));
-    require(s[1] >= 0 && s[1] <= f.rows, "forward: segments of other tokens");
-    row += s[1];
+    row += s[0];
   }
   require(angles.size() == engine.program().ropes.size(), "forward: angles of each rope are needed");
   for (size_t n = 0; n < angles.size(); ++n) {
@@ -224,25 +227,18 @@ NB_MODULE(_native, m) {
   nb::class_<Opened>(m, "Engine")
       .def(nb::new_(&make_engine), "tables"_a, "vectors"_a, "kernels"_a, "threads"_a)
       .def("pack", &pack_rows)
-      .def("forward", &forward, "tokens"_a, "segments"_a, "held"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert())
+      .def("forward", &forward, "tokens"_a, "segments"_a, "runs"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert())
       .def("read", &read_buffer, "buffer"_a, "out"_a.noconvert())
       .def(
-          "store",
-          [](Opened &o, int64_t sequence, int32_t ring, const std::vector<int64_t> &targets, int64_t scratch) {
-            o.engine->kv().store(sequence, ring, targets, scratch);
+          "copy_rows",
+          [](Opened &o, int32_t ring, int64_t source, int64_t target, int64_t count) {
+            o.engine->kv().copy(ring, source, target, count);
           },
           Released())
       .def(
-          "copy_slots",
-          [](Opened &o, int64_t source, int64_t target, const std::vector<int64_t> &filled) {
-            o.engine->kv().copy_slots(source, target, filled);
-          },
-          Released())
-      .def(
-          "rotate_sinks",
-          [](Opened &o, int64_t sequence, int32_t layer, const std::vector<float> &cos, const std::vector<float> &sin) {
-            o.engine->kv().rotate_sinks(sequence, layer, cos, sin);
-          },
+          "rotate_rows",
+          [](Opened &o, int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
+             const std::vector<float> &sin) { o.engine->kv().rotate(layer, source, target, count, cos, sin); },
           Released())
       .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); });
 }

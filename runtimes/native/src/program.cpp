@@ -140,13 +140,8 @@ void decode_table(Program &program, const std::string &name, const Value &table)
     each([&](const Fields &entry) { program.kv.rings.push_back(decode<RingShape>(entry)); });
   else if (name == "layers")
     each([&](const Fields &entry) { program.kv.layers.push_back(layer_of(decode<LayerRecord>(entry))); });
-  else if (name == "cache") {
-    const CacheRecord cache = decode<CacheRecord>(fields_of(table));
-    program.kv.sequences = cache.sequences;
-    program.kv.chunk = cache.chunk;
-  } else {
+  else
     require(false, "there is no table " + name);
-  }
 }
 
 // Logits, and all buffers and shapes by themselves.
@@ -181,7 +176,7 @@ Instruction::Instruction(Operands of) : operands(std::move(of)) {
 const Op &Instruction::op() const { return op_at(operands.index()); }
 
 Program decode_program(const Fields &tables, std::vector<std::vector<float>> vectors) {
-  constexpr const char *kTables[] = {"instructions", "buffers", "matrices", "ropes", "rings", "layers", "cache"};
+  constexpr const char *kTables[] = {"instructions", "buffers", "matrices", "ropes", "rings", "layers"};
   Program program;
   std::vector<std::string> seen;
   for (const auto &[name, table] : tables) {

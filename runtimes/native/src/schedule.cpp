@@ -84,11 +84,13 @@ void cut_stages(const Context &ctx, const std::vector<bool> &leads, std::vector<
   for (size_t n = 0; n < all.size(); ++n) {
     const Op &op = all[n].op();
     const int32_t at = static_cast<int32_t>(n), rows = static_cast<int32_t>(ctx.rows_of(all[n]).count);
+    if (rows == 0) // of wanted ones there are none
+      continue;
     const Unit unit = !ctx.bands.empty() && !wanted(n) ? Unit::kBand : op.tasks ? Unit::kTask : Unit::kRow;
-    if (unit == Unit::kRow && rows == 1 && leads[n] && (!op.leads_now || op.leads_now(ctx, all[n + 1]))) {
+    if (unit == Unit::kRow && rows == 1 && leads[n] && ctx.rows_of(all[n + 1]).count == 1 && (!op.leads_now || op.leads_now(ctx, all[n + 1]))) {
       const Instruction &next = all[++n];
       stages.push_back({at, at + 2, static_cast<int32_t>(next.op().tasks(ctx, next)), Unit::kTask});
-    } else if (unit != Unit::kTask && !stages.empty() && stages.back().unit == unit && !op.sees_other_rows &&
+    } else if (unit != Unit::kTask && !stages.empty() && stages.back().unit == unit && stages.back().last == at && !op.sees_other_rows &&
                wanted(n - 1) == wanted(n)) {
       ++stages.back().last;
     } else {

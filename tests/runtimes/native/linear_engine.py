@@ -52,13 +52,13 @@ def run_linear(
     engine = engine_of(
         steps, [(rows, "wanted"), (columns, ""), (columns, "wanted"), (columns, "wanted codes")],
         [("float32", 0, columns, [tokens]), (name, scheme.group, columns, [rows])],
-        kernels=kernels, threads=threads, chunk=tokens,
+        kernels=kernels, threads=threads,
     )  # fmt: skip
     pack(engine, 0, 0, x.view(np.uint8).reshape(tokens, -1))
     pack(engine, 1, 0, *(parts[part] for part in ("codes", "scales", "zeros", "offsets") if part in parts))
     ids = np.arange(tokens, dtype=np.int32)
     logits = np.full((tokens, rows), np.nan, np.float32)
-    engine.forward(ids, np.array([[0, tokens, 0]]), [[]], [], ids.astype(np.int64), logits)
+    engine.forward(ids, np.array([[tokens, 0]]), [[]], [], ids.astype(np.int64), logits)
     return logits
 
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+SLOTS = 16_384
 Matrix = tuple[str, int, int, list[int]]  # format, group, columns, rows of each weight
 
 
 def tables(
     steps: Sequence[dict[str, Any]], buffers: Sequence[tuple[int, str]], matrices: Sequence[Matrix], *,
-    chunk: int = 8, layers: Sequence[dict[str, Any]] = (),
+    layers: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Buffers are (width, words): "wanted", "codes", both or neither. Layers share a ring of 512 slots."""
+    """Buffers are (width, words): "wanted", "codes", both or neither. Layers share a pool of SLOTS slots."""
     return {
         "instructions": list(steps),
         "buffers": [
@@ -26,19 +27,18 @@ def tables(
             for name, group, columns, rows in matrices
         ],
         "ropes": [],
-        "rings": [{"slots": 512, "window": 512, "sinks": 0}] if layers else [],
+        "rings": [{"slots": SLOTS, "window": SLOTS}] if layers else [],
         "layers": list(layers),
-        "cache": {"sequences": 1, "chunk": chunk},
     }  # fmt: skip
 
 
 def engine_of(
     steps: Sequence[dict[str, Any]], buffers: Sequence[tuple[int, str]], matrices: Sequence[Matrix], *,
-    kernels: str = "", threads: int = 1, **cache: Any,
+    kernels: str = "", threads: int = 1, layers: Sequence[dict[str, Any]] = (),
 ) -> Any:  # fmt: skip
     from runtimes.native import _native
 
-    return _native.Engine(tables(steps, buffers, matrices, **cache), [], kernels, threads)
+    return _native.Engine(tables(steps, buffers, matrices, layers=layers), [], kernels, threads)
 
 
 def pack(engine: Any, matrix: int, part: int, codes: npt.NDArray[Any], *others: npt.NDArray[Any]) -> None:

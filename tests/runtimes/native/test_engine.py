@@ -15,9 +15,9 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.errors import BundleError, ClosedError, OptionError
-from edge.kv import plan_layout
+from edge.kv import Pools, plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, open_runtime
+from edge.runtime import Batch, open_runtime
 from edge.session import Session
 from exporters.parity import compare
 from exporters.reference import Reference
@@ -58,7 +58,7 @@ def run(bundle: Bundle, ids: list[int], sizes: Iterator[int], **options: Any) ->
     """Logits of every token, fed in chunks of the given sizes."""
     layout = plan_layout(bundle.spec, len(ids), chunk=300)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", **options))
-    session, found, done = Session(runtime, "error"), [], 0
+    session, found, done = Session(runtime), [], 0
     while done < len(ids):
         size = min(next(sizes), len(ids) - done)
         found.append(session.step(ids[done : done + size], "all"))
@@ -111,7 +111,7 @@ def test_hidden_states_of_a_lone_row_are_those_of_a_chunk(bundle: Bundle) -> Non
     found = []
     for sizes in ((9,), (8, 1), (1,) * 9):
         runtime = open_runtime(bundle, plan_layout(bundle.spec, 20), RuntimeOptions(runtime="native", threads=3))
-        session, done, rows = Session(runtime, "error"), 0, []
+        session, done, rows = Session(runtime), 0, []
         for size in sizes:
             rows.append(session.step(ids[done : done + size], "hidden"))
             done += size
@@ -127,9 +127,9 @@ def test_bits_do_not_depend_on_sequences_that_share_a_block_of_rows(bundle: Bund
     layout = plan_layout(bundle.spec, 150, chunk=150, sequences=2)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=3))
     ids = [random_ids(count, seed=count) for count in counts]
-    plans = [Session(runtime, "error", i).cache.plan(count) for i, count in enumerate(counts)]
-    segments = [Segment(i, np.asarray(ids[i], np.int32), plans[i]) for i in range(2)]
-    found = runtime.forward(segments, "all")
+    pools = Pools(layout)
+    segments = [Session(runtime, pools).segment(its, len(its)) for its in ids]
+    found = runtime.forward(Batch(tuple(segments)))
     runtime.close()
     for mine, its_ids in zip(found, ids, strict=True):
         assert np.array_equal(mine, run(bundle, its_ids, cycle(30), threads=1))
@@ -139,10 +139,10 @@ def test_bits_do_not_depend_on_the_slots(windowed: Bundle) -> None:
     """A ring that went round holds the same positions elsewhere, in other pieces."""
     ids = random_ids(900)
     found = []
-    for chunk in (300, 37):  # rings of 600 and 337 slots
+    for chunk in (300, 37):  # rings of ten and of six blocks
         layout = plan_layout(windowed.spec, 900, chunk=chunk)
         runtime = open_runtime(windowed, layout, RuntimeOptions(runtime="native", threads=2))
-        session = Session(runtime, "error")
+        session = Session(runtime)
         found.append(np.concatenate([session.step(ids[i : i + 37], "all") for i in range(0, 900, 37)]))
         runtime.close()
     assert np.array_equal(*found)
@@ -152,14 +152,12 @@ def test_bits_do_not_depend_on_other_segments(bundle: Bundle) -> None:
     layout = plan_layout(bundle.spec, 64, chunk=40, sequences=3)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=2))
     prompts = [random_ids(count, seed=count) for count in (1, 9, 40)]
-    sessions = [Session(runtime, "error", sequence=i) for i in range(3)]
-    segments = [
-        Segment(i, np.array(ids, np.int32), session.cache.plan(len(ids)))
-        for i, (ids, session) in enumerate(zip(prompts, sessions, strict=True))
-    ]
-    together = runtime.forward(segments, "all")
+    pools = Pools(layout)
+    sessions = [Session(runtime, pools) for _ in prompts]
+    segments = [session.segment(ids, len(ids)) for ids, session in zip(prompts, sessions, strict=True)]
+    together = runtime.forward(Batch(tuple(segments)))
     for segment, found in zip(segments, together, strict=True):
-        assert np.array_equal(runtime.forward([segment], "all")[0], found)
+        assert np.array_equal(runtime.forward(Batch((segment,)))[0], found)
     runtime.close()
 
 
@@ -187,9 +185,8 @@ def test_support_names_the_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_closing_waits_for_a_forward_that_runs(bundle: Bundle) -> None:
     runtime = native.open_model(bundle, plan_layout(bundle.spec, 400, chunk=400), RuntimeOptions(threads=2))
-    session = Session(runtime, "error")
-    ids = np.array(random_ids(400), np.int32)
-    segment = Segment(0, ids, session.cache.plan(400))
+    session = Session(runtime)
+    segment = session.segment(random_ids(400), 400)
     finished: list[str] = []
     entered = threading.Event()
     use = runtime._use
@@ -203,7 +200,7 @@ def test_closing_waits_for_a_forward_that_runs(bundle: Bundle) -> None:
         use(running)
 
     runtime._use = watched  # type: ignore[method-assign]
-    thread = threading.Thread(target=lambda: runtime.forward([segment], "all"))
+    thread = threading.Thread(target=lambda: runtime.forward(Batch((segment,))))
     thread.start()
     entered.wait()
     runtime.close()
@@ -211,12 +208,12 @@ def test_closing_waits_for_a_forward_that_runs(bundle: Bundle) -> None:
     thread.join()
     assert finished == ["forward", "close"]
     with pytest.raises(ClosedError):
-        runtime.forward([segment])
+        runtime.forward(Batch((segment,)))
 
 
 def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
     runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions())
-    session = Session(runtime, "error")
+    session = Session(runtime)
     for token in (-1, 300):
         with pytest.raises(OptionError, match="outside the vocabulary"):
             session.step([token])
@@ -224,10 +221,8 @@ def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
 
 
 def entries_of(tables: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The entries of some tables; the cache is one entry."""
-    return [
-        entry for name in names for entry in ([tables[name]] if isinstance(tables[name], dict) else tables[name])
-    ]  # fmt: skip
+    """The entries of some tables."""
+    return [entry for name in names for entry in tables[name]]
 
 
 def damaged(tables: dict[str, Any], names: Sequence[str], random: np.random.Generator) -> dict[str, Any]:
@@ -258,7 +253,7 @@ def damaged(tables: dict[str, Any], names: Sequence[str], random: np.random.Gene
     return copy
 
 
-@pytest.mark.parametrize("names", [["instructions"], ["buffers", "matrices"], ["ropes", "rings", "layers", "cache"]])
+@pytest.mark.parametrize("names", [["instructions"], ["buffers", "matrices"], ["ropes", "rings", "layers"]])
 def test_hostile_programs_are_refused_or_harmless(
     names: list[str], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,15 +272,16 @@ def test_hostile_programs_are_refused_or_harmless(
         except (BundleError, OptionError):
             refused += 1
             continue
-        session = Session(runtime, "error")
-        segment = Segment(0, np.array([5, 6], np.int32), session.cache.plan(2))
+        session = Session(runtime)
+        segment = session.segment([5, 6], 2)
         logits = np.empty((2, bundle.spec.vocab_size), np.float32)
         with np.errstate(all="ignore"), suppress(ValueError):
             engine = runtime._engine
-            held = [[plan.held for plan in segment.plans]]
+            runs = [[plan.runs for plan in segment.plan.rings]]
+            table = np.array([[2, 0, *[0 for _ in segment.plan.rings]]])
             angles = [(np.ones((2, kind.dim // 2), np.float32),) * 2 for kind in bundle.spec.ropes]
             if engine is not None:
-                engine.forward(segment.tokens, np.array([[0, 2, 0]]), held, angles, np.array([0, 1]), logits)
+                engine.forward(segment.tokens, table, runs, angles, np.array([0, 1]), logits)
         runtime.close()
     assert refused > 30
 
@@ -349,31 +345,6 @@ def test_a_text_that_is_no_unicode_is_refused() -> None:
     for step in ({**select, "kind": "\ud800"}, {**select, "\ud800": 1}):
         with pytest.raises(ValueError, match="a text that is no Unicode"):
             engine_of([step], [(4, "wanted"), (4, "")], [])
-
-
-@pytest.mark.parametrize(
-    ("held", "message"),
-    [
-        ([0, 1, 1, 3], "held twice"),
-        ([0, 1, 2, 4], "not before the new ones"),
-        (list(range(70)), "more held or new rows"),
-    ],
-)
-def test_rings_that_contradict_themselves_are_refused(held: list[int], message: str, bundle: Bundle) -> None:
-    runtime = native.open_model(bundle, plan_layout(bundle.spec, 64), RuntimeOptions())
-    position = 100 if len(held) > 8 else 4
-    angles = [(np.ones((1, kind.dim // 2), np.float32),) * 2 for kind in bundle.spec.ropes]
-    logits = np.empty((1, bundle.spec.vocab_size), np.float32)
-    with pytest.raises(ValueError, match=message):
-        runtime._engine.forward(
-            np.array([5], np.int32),
-            np.array([[0, 1, position]]),
-            [[np.array(held, np.int64)]],
-            angles,
-            np.array([0]),
-            logits,
-        )
-    runtime.close()
 
 
 def test_a_payload_that_shrank_is_refused(bundle: Bundle, tmp_path: Path) -> None:

@@ -46,13 +46,11 @@ def routed(router: Router, logits: np.ndarray, bias: np.ndarray | None = None, *
     steps = [
         {"kind": "embed", "output": 1, "matrix": 0, "scale": 1.0}, {"kind": "select", "input": 1, "output": 2}, step,
     ]  # fmt: skip
-    made = tables(
-        steps, [(width, "wanted"), (width, ""), (width, "wanted")], [("float32", 0, width, [rows])], chunk=rows
-    )
+    made = tables(steps, [(width, "wanted"), (width, ""), (width, "wanted")], [("float32", 0, width, [rows])])
     engine = _native.Engine(made, [] if bias is None else [bias], "", 1)
     pack(engine, 0, 0, logits.view(np.uint8).reshape(rows, -1))
     ids, out = np.arange(rows, dtype=np.int32), np.full((rows, width), -1, np.float32)
-    engine.forward(ids, np.array([[0, rows, 0]]), [[]], [], ids.astype(np.int64), out)
+    engine.forward(ids, np.array([[rows, 0]]), [[]], [], ids.astype(np.int64), out)
     return out
 
 
@@ -144,7 +142,7 @@ def expert_engine(**changes: Any) -> Any:
         ("float32", 0, 64, [40] * 8),
         ("float32", 0, 40, [64] * 4),
     ]
-    return _native.Engine(tables(steps, buffers, matrices, chunk=9), [], "", 2)
+    return _native.Engine(tables(steps, buffers, matrices), [], "", 2)
 
 
 def test_a_row_that_chooses_more_than_it_may_stays_within_its_part() -> None:
@@ -162,7 +160,7 @@ def test_a_row_that_chooses_more_than_it_may_stays_within_its_part() -> None:
     for part in range(4):
         pack(engine, 3, part, downs[part].view(np.uint8).reshape(64, -1))
     ids, out = np.arange(9, dtype=np.int32), np.empty((9, 64), np.float32)
-    engine.forward(ids, np.array([[0, 9, 0]]), [[]], [], ids.astype(np.int64), out)
+    engine.forward(ids, np.array([[9, 0]]), [[]], [], ids.astype(np.int64), out)
     counted = routing.copy()
     counted[4, 2:] = 0
     wanted = np.zeros((9, 64))
@@ -200,7 +198,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def run(bundle: Bundle, ids: list[int], sizes: tuple[int, ...], threads: int) -> np.ndarray:
     layout = plan_layout(bundle.spec, len(ids), chunk=300)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=threads))
-    session, found, done = Session(runtime, "error"), [], 0
+    session, found, done = Session(runtime), [], 0
     for size in cycle(sizes):
         found.append(session.step(ids[done : done + size], "all"))
         done += size

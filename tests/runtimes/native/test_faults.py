@@ -18,16 +18,16 @@ from edge.bundle import Bundle
 from edge.errors import NumericsError, OptionError
 from edge.kv import plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment, check_finite
+from edge.runtime import Batch, check_finite
 from edge.session import Session
 from runtimes import native
 from tests.exporters.tiny import tiny_llama
 from tests.runtimes import test_extremes as extremes
 from tests.runtimes.native.kernel_sets import SETS
-from tests.runtimes.native.tables import engine_of, pack
+from tests.runtimes.native.tables import SLOTS, engine_of, pack
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
-DIM, CHUNK = 16, 10_000
+DIM = 16
 NO_PARTS: list[int] = []
 
 
@@ -41,7 +41,7 @@ def make(
         rows[-1] = parts
     shapes = [("float32", 0, matrix.shape[1], sizes) for matrix, sizes in zip(matrices, rows, strict=True)]
     layer = {"ring": 0, "kv_heads": 1, "key_dim": DIM, "value_dim": DIM, "format": "float16"}
-    engine = engine_of(steps, buffers, shapes, kernels=kernels, threads=threads, chunk=CHUNK, layers=[layer])
+    engine = engine_of(steps, buffers, shapes, kernels=kernels, threads=threads, layers=[layer])
     for n, (matrix, sizes) in enumerate(zip(matrices, rows, strict=True)):
         for part, values in enumerate(np.split(matrix, np.cumsum(sizes)[:-1])):
             pack(engine, n, part, values)
@@ -54,8 +54,8 @@ def embed(output: int) -> dict[str, Any]:
 
 def forward(engine: Any, tokens: Sequence[int], wanted: Sequence[int], *, held: int = 0) -> npt.NDArray[np.float32]:
     logits = np.full((len(wanted), DIM), np.nan, np.float32)
-    table, view = np.array([[0, len(tokens), held]]), [[np.arange(held)]]
-    engine.forward(np.array(tokens, np.int32), table, view, [], np.array(wanted, np.int64), logits)
+    table, runs = np.array([[len(tokens), held, 0]]), [[np.array([[0, 0, held + len(tokens)]])]]
+    engine.forward(np.array(tokens, np.int32), table, runs, [], np.array(wanted, np.int64), logits)
     return logits
 
 
@@ -87,10 +87,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def test_a_token_that_a_cast_would_wrap_is_refused(bundle: Bundle) -> None:
     runtime = native.open_model(bundle, plan_layout(bundle.spec, 8), RuntimeOptions(threads=1))
-    plans = Session(runtime, "error").cache.plan(1)
+    segment = Session(runtime).segment([5])
     for token in (2**40 + 5, 2**32, -1):  # 32 bits of these are 5, 0 and no token
         with pytest.raises(OptionError, match=f"token {token} is outside the vocabulary"):
-            runtime.forward([Segment(0, np.array([token]), plans)])
+            runtime.forward(Batch((replace(segment, tokens=np.array([token])),)))
     runtime.close()
 
 
@@ -102,7 +102,7 @@ def test_without_memory_a_forward_is_an_option_error(bundle: Bundle) -> None:
             raise MemoryError
 
     engine, runtime._engine = runtime._engine, Full()  # type: ignore[assignment]
-    session = Session(runtime, "error")
+    session = Session(runtime)
     with pytest.raises(OptionError, match="not enough memory"):
         session.step([5])
     runtime._engine = engine
@@ -134,9 +134,9 @@ def test_keys_without_attention_keep_to_their_ring() -> None:
         {"kind": "select", "input": 1, "output": 0},
     ]
     engine = make(steps, [(DIM, "wanted"), (DIM, ""), (DIM, "")], [np.ones((4, DIM), np.float32)])
-    assert forward(engine, [0], [0], held=512)[0, 0] == 1
-    for tokens, held in (([0], 513), ([0] * (CHUNK + 1), 0)):
-        with pytest.raises(ValueError, match="more held or new rows"):
+    assert forward(engine, [0], [0], held=SLOTS - 1)[0, 0] == 1
+    for tokens, held in (([0], SLOTS), ([0] * (SLOTS + 1), 0)):
+        with pytest.raises(ValueError, match="of slots that are not there"):
             forward(engine, tokens, [0], held=held)
 
 

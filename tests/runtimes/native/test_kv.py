@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import edge
 from edge.bundle import Bundle
 from edge.errors import OptionError, UnsupportedError
-from edge.kv import plan_layout, row_bytes
+from edge.kv import Policy, plan_layout, row_bytes
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
 from edge.session import Session
@@ -32,7 +32,8 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 
 def open_native(bundle: Bundle, slots: int, *, sinks: int = 0, sequences: int = 1, **options: Any) -> NativeRuntime:
-    layout = plan_layout(bundle.spec, slots, chunk=256, sinks=sinks, sequences=sequences)
+    policy: Policy = "sliding" if sinks else "error"
+    layout = plan_layout(bundle.spec, slots, chunk=256, sinks=sinks, sequences=sequences, policy=policy)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", **options))
     assert isinstance(runtime, NativeRuntime)
     return runtime
@@ -41,7 +42,7 @@ def open_native(bundle: Bundle, slots: int, *, sinks: int = 0, sequences: int = 
 def run(bundle: Bundle, ids: list[int], *, chunk: int = 256, **options: Any) -> npt.NDArray[np.float32]:
     """Logits of every token."""
     runtime = open_native(bundle, len(ids), **options)
-    session = Session(runtime, "error")
+    session = Session(runtime)
     found = [session.step(ids[i : i + chunk], "all") for i in range(0, len(ids), chunk)]
     runtime.close()
     return np.concatenate(found)
@@ -85,12 +86,12 @@ def test_int8_rewinds_and_forks_give_the_bits_of_a_cold_run(bundle: Bundle) -> N
     """A larger row than any before must not change what is kept of the others."""
     runtime = open_native(bundle, 400, sequences=2, kv_dtype="int8")
     first, tail = random_ids(300), random_ids(60, seed=1)
-    session = Session(runtime, "error")
+    session = Session(runtime)
     session.feed(first)
     session.feed(random_ids(40, seed=2))  # overwritten below
     session.align(first[:250] + tail)
     rewound = session.step(tail, "all")
-    forked = session.fork(1)
+    forked = session.fork()
     session.feed(random_ids(20, seed=3))
     assert np.array_equal(rewound, run(bundle, first[:250] + tail, kv_dtype="int8")[250:])
     onward = random_ids(9, seed=4)
@@ -104,7 +105,7 @@ def test_int8_sinks_turn_from_what_was_kept_first(bundle: Bundle) -> None:
     found = []
     for dtype in ("float32", "int8"):
         runtime = open_native(bundle, 40, sinks=4, exact=True, kv_dtype=dtype)
-        session = Session(runtime, "sliding")
+        session = Session(runtime)
         found.append(np.concatenate([session.step([token], "all") for token in ids]))
         runtime.close()
     assert compare(*found).mean_kl < 1e-2
@@ -189,8 +190,8 @@ def test_k8_ordinary_biases_and_norms_stay_in_int8(bundle: Bundle, tmp_path: Pat
 
 
 def test_memory_is_as_estimated(bundle: Bundle) -> None:
-    """2 kv heads of 24 numbers (values padded to 32), in 2 layers; rows are rounded up to 16, heads to 64 bytes."""
-    rows = 64 + 64  # slots, and a chunk behind them
+    """2 kv heads of 24 numbers (values padded to 32), in 2 layers; rows go by blocks, heads by 64 bytes."""
+    rows = 64  # a block
     for dtype, size in (("float16", 2 * (24 + 32)), ("int8", 24 + 32 + 4)):
         runtime = open_native(bundle, 64, kv_dtype=dtype)
         assert runtime.kv_bytes == 2 * 2 * rows * size

@@ -57,7 +57,7 @@ def run(bundle: Any, ids: list[int], chunk: int, **options: Any) -> np.ndarray[A
     runtime = open_runtime(
         bundle, plan_layout(bundle.spec, len(ids), chunk=300), RuntimeOptions(runtime="native", **options)
     )
-    session = Session(runtime, "error")
+    session = Session(runtime)
     found = [session.step(ids[done : done + chunk], "all") for done in range(0, len(ids), chunk)]
     runtime.close()
     return np.concatenate(found)
@@ -136,9 +136,9 @@ def mixed_spec() -> DecoderSpec:
 def test_layers_of_different_kinds_stand_side_by_side(chunk: int) -> None:
     made = Made(mixed_spec())
     ids = random_ids(70)
-    layout = plan_layout(made.spec, 24, chunk=9)
+    layout = plan_layout(made.spec, 24, chunk=9, policy="sliding")
     runtime = NativeRuntime(made, layout, RuntimeOptions(exact=True, threads=2), "")  # type: ignore[arg-type]
-    session = Session(runtime, "sliding")
+    session = Session(runtime)
     found = np.concatenate([session.step(ids[done : done + chunk], "all") for done in range(0, 70, chunk)])
 
     def seen(ring: int, query: np.ndarray[Any, Any], key: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -225,10 +225,10 @@ def test_hostile_programs_are_refused_or_harmless(kind: str) -> None:
             except (ValueError, TypeError):
                 refused += 1
                 continue
-            held = [[np.empty(0, np.int64)] * 3]
+            runs = [[np.array([[0, 0, 2]])] * 3]
             angles = [(np.ones((2, rope["pairs"]), np.float32),) * 2 for rope in tables["ropes"]]
             logits = np.empty((2, 300), np.float32)
-            engine.forward(np.array([5, 6], np.int32), np.array([[0, 2, 0]]), held, angles, np.arange(2), logits)
+            engine.forward(np.array([5, 6], np.int32), np.array([[2, 0, 0, 0, 0]]), runs, angles, np.arange(2), logits)
     assert refused > 10 * len(places)
 
 
@@ -260,7 +260,7 @@ def test_a_latent_that_float16_cannot_hold_is_an_error() -> None:
     layout = plan_layout(made.spec, 24, chunk=9)
     for dtype, fine in (("float16", False), ("float32", True)):
         runtime = NativeRuntime(made, layout, RuntimeOptions(exact=True, kv_dtype=dtype), "")  # type: ignore[arg-type]
-        session = Session(runtime, "error")
+        session = Session(runtime)
         if fine:
             assert np.isfinite(session.step([5, 6], "all")).all()
         else:

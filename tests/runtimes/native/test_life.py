@@ -16,9 +16,9 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.errors import ClosedError, InternalError
-from edge.kv import plan_layout
+from edge.kv import Move, plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import Segment
+from edge.runtime import Batch, Segment
 from edge.session import Session
 from runtimes import native
 from runtimes.native.engine import NativeRuntime
@@ -41,39 +41,47 @@ def runtime(bundle: Bundle) -> Iterator[NativeRuntime]:
 
 
 def segment_of(runtime: NativeRuntime, count: int = 3) -> Segment:
-    return Segment(0, np.arange(5, 5 + count, dtype=np.int32), Session(runtime, "error").cache.plan(count))
+    return Session(runtime).segment(range(5, 5 + count))
 
 
 def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
     fine = segment_of(runtime)
-    plan = fine.plans[0]
-    larger = replace(plan.layout, slots=plan.layout.slots + 3)
+    (ring,) = fine.plan.rings
+
+    def with_runs(*runs: tuple[int, int, int], start: int = 0) -> Segment:
+        plan = replace(fine.plan, start=start, rings=(replace(ring, start=start, runs=np.array(runs)),))
+        return replace(fine, plan=plan)
+
+    def with_rings(*rings: Any) -> Segment:
+        return replace(fine, plan=replace(fine.plan, rings=rings))
+
     wrong = [
-        ([], "segments with a view of each ring"),
-        ([replace(fine, sequence=7)], "no such sequence"),
-        ([fine, fine], "two segments of one sequence"),
-        ([replace(fine, plans=())], "a view of each ring"),
+        ([], "segments with runs of each ring"),
+        ([fine, fine], "two rows for one slot"),
+        ([with_rings()], "runs of each ring"),
+        ([with_rings(ring, ring)], "runs of each ring"),
         ([replace(fine, tokens=fine.tokens[:2])], "angles of another shape"),
-        ([replace(fine, plans=(plan, plan))], "a view of each ring"),
-        ([replace(fine, plans=(replace(plan, held=np.array([4])),))], "not before the new ones"),
+        ([with_runs((0, 0, 2))], "new rows without a slot"),
+        ([with_runs((0, 0, 4))], "positions behind the new ones"),
+        ([with_runs((0, 0, 2), (3, 8, 1), start=1)], "new rows without a slot"),
+        ([with_runs((0, 0, 2), (1, 8, 2))], "runs out of order"),
+        ([with_runs((0, 126, 3))], "of slots that are not there"),
+        ([with_runs((0, -1, 3))], "of slots that are not there"),
+        ([with_runs((0, 0, 3), (2**62, 0, 2**62))], "runs out of order"),
     ]
     for segments, message in wrong:
         with pytest.raises(InternalError, match=f"called wrongly: .*{message}"):
-            runtime.forward(segments)
-    for call in (
-        lambda: runtime.copy_slots(0, 2, [1]),
-        lambda: runtime.copy_slots(0, 1, [65]),
-        lambda: runtime.store(replace(fine, plans=(replace(plan, start=62, layout=larger),)), 3),
-    ):
+            runtime.forward(Batch(tuple(segments)))
+    for move in (Move(1, 0, 64, 1), Move(0, 0, 64, 65), Move(0, 128, 0, 1), Move(0, -1, 0, 1, 64)):
         with pytest.raises(InternalError, match="called wrongly: kv: "):
-            call()
-    assert np.isfinite(runtime.forward([fine])[0]).all()
+            runtime.move(move)
+    assert np.isfinite(runtime.forward(Batch((fine,)))[0]).all()
 
 
 def test_results_never_go_to_a_copy(runtime: NativeRuntime) -> None:
     """Arrays of another type would be converted, and what is written to the copy be lost."""
     engine: Any = runtime._engine
-    runtime.forward([segment_of(runtime)])
+    runtime.forward(Batch((segment_of(runtime),)))
     with pytest.raises(TypeError):
         engine.read(runtime._program.hidden, np.empty((3, runtime.spec.hidden_size)))
     with pytest.raises(TypeError):
@@ -83,7 +91,7 @@ def test_results_never_go_to_a_copy(runtime: NativeRuntime) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 def test_a_signal_handler_may_close_within_a_call(runtime: NativeRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     segment, use = segment_of(runtime), runtime._use
-    before = runtime.forward([segment])[0]
+    before = runtime.forward(Batch((segment,)))[0]
 
     def interrupted(call: Callable[[Any], None]) -> None:
         def run(engine: Any) -> None:
@@ -95,11 +103,11 @@ def test_a_signal_handler_may_close_within_a_call(runtime: NativeRuntime, monkey
     old = signal.signal(signal.SIGUSR1, lambda *_: runtime.close())
     try:
         monkeypatch.setattr(runtime, "_use", interrupted)
-        assert np.array_equal(runtime.forward([segment])[0], before)  # what was closed under way still ends
+        assert np.array_equal(runtime.forward(Batch((segment,)))[0], before)  # what was closed under way still ends
     finally:
         signal.signal(signal.SIGUSR1, old)
     with pytest.raises(ClosedError):
-        runtime.forward([segment])
+        runtime.forward(Batch((segment,)))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
@@ -122,7 +130,7 @@ def test_a_forked_process_is_told_so_and_can_end(held: bool, runtime: NativeRunt
     if child == 0:
         code = 1
         try:
-            runtime.forward([segment])
+            runtime.forward(Batch((segment,)))
         except ClosedError as error:
             code = 0 if "forked" in str(error) else 2
         runtime.close()
@@ -133,4 +141,4 @@ def test_a_forked_process_is_told_so_and_can_end(held: bool, runtime: NativeRunt
     if held:
         thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
-    assert np.isfinite(runtime.forward([segment])[0]).all()
+    assert np.isfinite(runtime.forward(Batch((segment,)))[0]).all()

@@ -67,7 +67,7 @@ def test_wants_agree_to_the_bit(tmp_path: Path) -> None:
     found = {}
     for want in ("all", "last", "hidden"):
         runtime = open_runtime(bundle, plan_layout(bundle.spec, 30), RuntimeOptions(runtime="native", exact=True))
-        found[want] = Session(runtime, "error").step(ids, want)  # type: ignore[arg-type]
+        found[want] = Session(runtime).step(ids, want)  # type: ignore[arg-type]
         runtime.close()
     assert np.array_equal(found["last"], found["all"][-1])
     head = bundle.weights.read("embed" if bundle.spec.tied_head else "head")
@@ -78,7 +78,7 @@ def test_wants_agree_to_the_bit(tmp_path: Path) -> None:
 def logits_of(bundle: Bundle, ids: list[int], chunk: int, *, exact: bool) -> np.ndarray[Any, Any]:
     layout = plan_layout(bundle.spec, len(ids), chunk=chunk)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", threads=2, exact=exact))
-    session = Session(runtime, "error")
+    session = Session(runtime)
     found = np.concatenate([session.step(ids[i : i + chunk], "all") for i in range(0, len(ids), chunk)])
     runtime.close()
     return found

@@ -50,7 +50,7 @@ def asking(bundle: Bundle, **native: str) -> Bundle:
 def kl(bundle: Bundle, **options: Any) -> float:
     """What the engine costs, in nats a token, against the reference on the bundle's own weights."""
     runtime = open_runtime(bundle, plan_layout(bundle.spec, len(IDS)), RuntimeOptions(runtime="native", **options))
-    found = Session(runtime, "error").step(IDS, "all")
+    found = Session(runtime).step(IDS, "all")
     runtime.close()
     return compare(Reference(bundle.graph, bundle.weights.read).run(IDS), found).mean_kl
 

@@ -83,8 +83,7 @@ void plan_attention_forward(Context &ctx, const Instruction &i, const Forward &f
   }
   const size_t index = static_cast<size_t>(all.find(cut));
   if (all.made_in[index] != ctx.forwards) {
-    all.plans[index] = plan_attention(f.segments, cut, ctx.program.kv.rings[static_cast<size_t>(cut.ring)], ctx.bands,
-                                      ctx.threads);
+    all.plans[index] = plan_attention(f.segments, cut, ctx.bands, ctx.threads);
     all.made_in[index] = ctx.forwards;
   }
   const AttentionPlan &plan = all.plans[index];
@@ -109,7 +108,7 @@ AttentionTile tile(const Context &ctx, const Attending &o, const AttentionTask &
   const std::vector<Piece> &pieces = plan_of(ctx, o).pieces[static_cast<size_t>(task.segment)];
   const int64_t group = heads_of_group(ctx.program, o), dim = layer.key_dim;
   AttentionTile t;
-  t.kv = ctx.kv.head(segment.sequence, o.layer, static_cast<int32_t>(head));
+  t.kv = ctx.kv.head(o.layer, static_cast<int32_t>(head));
   t.pieces = pieces.data();
   t.piece_count = static_cast<int64_t>(pieces.size());
   t.first_span = task.first_span;
@@ -119,7 +118,7 @@ AttentionTile tile(const Context &ctx, const Attending &o, const AttentionTask &
   t.scores = scratch.scores;
   t.converted = scratch.converted;
   t.window = ring.window;
-  t.sinks = ring.sinks;
+  t.sinks = segment.rings[static_cast<size_t>(layer.ring)].sinks;
   t.scale = o.scale;
   t.softcap = o.softcap;
   t.latent_queries = o.latent_queries == kNone ? nullptr : ctx.row(o.latent_queries, segment.row + task.first);

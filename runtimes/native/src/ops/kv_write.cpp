@@ -9,8 +9,8 @@ namespace dsedge {
 void write_kv(Context &ctx, const KvWrite &o, int64_t row, int64_t head, const float *key) {
   const KvLayer &layer = ctx.program.layer(o.layer);
   const Segment &segment = ctx.segment_of(row);
-  const int64_t slot = segment.rings[static_cast<size_t>(layer.ring)].filled + row - segment.row;
-  const KvHead kv = ctx.kv.head(segment.sequence, o.layer, static_cast<int32_t>(head));
+  const int64_t slot = segment.rings[static_cast<size_t>(layer.ring)].slot_of(segment.position + row - segment.row);
+  const KvHead kv = ctx.kv.head(o.layer, static_cast<int32_t>(head));
   if (!ctx.kernels.write_row(kv, slot, key, ctx.row(o.values, row) + head * layer.value_dim))
     ctx.lost.store(true, std::memory_order_relaxed);
 }

@@ -13,7 +13,7 @@ constexpr int32_t kVocab = 50;
 
 struct Sizes {
   int32_t hidden = 48, heads = 6, kv_heads = 2, dim = 24, rotary = 16, inner = 70;
-  int64_t slots = 300, chunk = 40, window = 290, sinks = 3;
+  int64_t slots = 400, window = 290, sinks = 3; // slots: of a sequence, of which there are two
   KvFormat format = KvFormat::kFloat16;
   bool latent = false; // attention over latents of `dim` numbers and keys of `rotary`
 };
@@ -89,7 +89,7 @@ inline Program make_program(const Sizes &s = {}) {
   p.vectors = {std::vector<float>(static_cast<size_t>(s.hidden), 1.0f), std::vector<float>(static_cast<size_t>(s.hidden / 3), 1.5f),
                std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
   p.ropes = {s.rotary / 2};
-  p.kv = {2, s.chunk, {{s.slots, s.window, s.sinks}}, {{0, s.kv_heads, s.dim, s.dim, s.format}}};
+  p.kv = {{{2 * s.slots, s.window}}, {{0, s.kv_heads, s.dim, s.dim, s.format}}};
   if (s.latent)
     attend_to_latents(p, s);
   return p;
@@ -120,20 +120,24 @@ inline void fill(Engine &engine) {
   }
 }
 
-// One sequence on an engine, with the bookkeeping of a ring that goes round.
+// One sequence on an engine, in a half of its slots: a ring of blocks of 16 that goes round, behind one that stays.
 class Sequence {
 public:
-  explicit Sequence(Engine &engine, int64_t index = 0)
-      : engine_(engine), index_(index), ring_(engine.program().kv.rings[0]), held_(static_cast<size_t>(ring_.slots), -1) {}
+  explicit Sequence(Engine &engine, const Sizes &sizes = {}, int64_t half = 0)
+      : engine_(engine), slots_(sizes.slots), window_(sizes.window), sinks_(sizes.sinks), base_(half * sizes.slots) {}
 
   // Logits of every token, all of them so many times.
   std::vector<float> feed(const std::vector<int32_t> &tokens, int64_t times = 1) {
-    const int64_t count = static_cast<int64_t>(tokens.size()), filled = std::min(length_, ring_.slots);
+    const int64_t count = static_cast<int64_t>(tokens.size());
     const size_t pairs = tokens.size() * static_cast<size_t>(engine_.program().ropes[0]);
     std::vector<float> cos(pairs, 0.8f), sin(pairs, 0.6f);
     std::vector<float> logits(tokens.size() * kVocab * static_cast<size_t>(times));
+    std::vector<int64_t> runs;
+    for (int64_t p = 0; p < length_ + count; ++p)
+      if (p < sinks_ || p > length_ - window_)
+        runs.insert(runs.end(), {p, slot_of(p), 1});
     Forward f;
-    f.segments = {{index_, 0, count, length_, {{held_.data(), filled}}}};
+    f.segments = {{0, count, length_, {{runs.data(), static_cast<int64_t>(runs.size()) / 3, sinks_}}}};
     f.tokens = tokens.data();
     f.rows = count;
     f.angles = {{cos.data(), sin.data()}};
@@ -141,21 +145,18 @@ public:
       f.wanted.push_back(row % count);
     f.logits = logits.data();
     engine_.forward(f);
-    std::vector<int64_t> targets;
-    for (int64_t p = length_; p < length_ + count; ++p) {
-      targets.push_back(p < ring_.slots ? p : ring_.sinks + (p - ring_.sinks) % (ring_.slots - ring_.sinks));
-      held_[static_cast<size_t>(targets.back())] = p;
-    }
-    engine_.kv().store(index_, 0, targets, filled);
     length_ += count;
     return logits;
   }
 
+  int64_t slot_of(int64_t position) const {
+    return base_ + (position < 16 ? position : 16 + (position - 16) % (slots_ - 16));
+  }
+
 private:
   Engine &engine_;
-  int64_t index_, length_ = 0;
-  const RingShape ring_;
-  std::vector<int64_t> held_;
+  const int64_t slots_, window_, sinks_, base_;
+  int64_t length_ = 0;
 };
 
 } // namespace dsedge::test

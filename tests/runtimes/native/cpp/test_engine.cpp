@@ -15,17 +15,17 @@ using namespace dsedge::test;
 namespace {
 
 // Widths and heads that are no multiples of a block, of 16 lanes or of 8; the ring goes round soon.
-const Sizes kOdd[] = {{45, 6, 2, 13, 6, 37, 50, 30, 47, 3, KvFormat::kFloat16},
-                      {57, 3, 3, 20, 20, 33, 50, 30, 50, 0, KvFormat::kFloat16},
-                      {33, 4, 1, 100, 50, 65, 50, 30, 20, 0, KvFormat::kFloat32}};
+const Sizes kOdd[] = {{45, 6, 2, 13, 6, 37, 96, 47, 3, KvFormat::kFloat16},
+                      {57, 3, 3, 20, 20, 33, 96, 50, 0, KvFormat::kFloat16},
+                      {33, 4, 1, 100, 50, 65, 80, 20, 0, KvFormat::kFloat32}};
 // Latents of whole and of broken lines.
-const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 300, 40, 290, 3, KvFormat::kFloat16, true},
-                         {45, 5, 1, 20, 6, 37, 300, 40, 300, 0, KvFormat::kInt8, true},
-                         {33, 17, 1, 13, 8, 65, 300, 40, 290, 3, KvFormat::kFloat32, true}};
-// A chunk of 40 over a ring of 10.
-const Sizes kShort = {48, 6, 2, 24, 16, 70, 10, 40, 7, 3, KvFormat::kFloat16};
+const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 400, 290, 3, KvFormat::kFloat16, true},
+                         {45, 5, 1, 20, 6, 37, 400, 300, 0, KvFormat::kInt8, true},
+                         {33, 17, 1, 13, 8, 65, 400, 290, 3, KvFormat::kFloat32, true}};
+// A chunk of 40 over a window of 7.
+const Sizes kShort = {48, 6, 2, 24, 16, 70, 80, 7, 3, KvFormat::kFloat16};
 // A chunk of which each thread takes blocks of rows through several layers.
-const Sizes kLong = {45, 6, 2, 13, 6, 37, 170, 150, 160, 3, KvFormat::kFloat16};
+const Sizes kLong = {45, 6, 2, 13, 6, 37, 352, 160, 3, KvFormat::kFloat16};
 
 std::vector<int32_t> random_tokens(size_t count) {
   std::mt19937 random(3);
@@ -40,7 +40,7 @@ std::vector<float> run(const char *kernels, int32_t threads, const std::vector<s
                        const Sizes &shape = {}) {
   Engine engine(make_program(shape), *find_kernels(kernels), threads);
   fill(engine);
-  Sequence sequence(engine);
+  Sequence sequence(engine, shape);
   const std::vector<int32_t> tokens = random_tokens(count);
   std::vector<float> logits;
   for (size_t done = 0, turn = 0; done < count; ++turn) {
@@ -58,13 +58,13 @@ bool same(const std::vector<float> &a, const std::vector<float> &b) {
 }
 
 void test_bits(const char *kernels) {
-  const std::vector<float> expected = run(kernels, 1, {40}, 400); // once round a ring of 300 slots
+  const std::vector<float> expected = run(kernels, 1, {40}, 800); // once round a ring of 400 slots
   for (float logit : expected)
     expect(std::isfinite(logit) && std::fabs(logit) <= 30, "logits within their soft-cap");
   const std::vector<std::vector<size_t>> cuts = {{1}, {40}, {7, 1, 1, 30}};
   for (int32_t threads : {2, 4})
     for (const auto &sizes : cuts)
-      expect(same(run(kernels, threads, sizes, 400), expected), std::string("same bits on other threads and chunks: ") + kernels);
+      expect(same(run(kernels, threads, sizes, 800), expected), std::string("same bits on other threads and chunks: ") + kernels);
   for (const Sizes &shape : kOdd)
     expect(same(run(kernels, 2, {30, 1, 8}, 120, shape), run(kernels, 1, {1}, 120, shape)),
            std::string("same bits for odd widths: ") + kernels);
@@ -72,7 +72,7 @@ void test_bits(const char *kernels) {
     expect(same(run(kernels, 3, {30, 1, 8}, 330, shape), run(kernels, 1, {1}, 330, shape)),
            std::string("same bits for latents: ") + kernels);
   expect(same(run(kernels, 2, {40, 3}, 90, kShort), run(kernels, 1, {1}, 90, kShort)),
-         std::string("same bits from a chunk above the ring: ") + kernels);
+         std::string("same bits from a chunk above the window: ") + kernels);
   const std::vector<float> alone = run(kernels, 1, {1}, 330, kLong);
   for (int32_t threads : {1, 2, 3})
     expect(same(run(kernels, threads, {150, 130}, 330, kLong), alone),
@@ -97,20 +97,32 @@ void test_sets_agree(Sizes shape) {
   }
 }
 
-void test_copies() {
+void test_rotations() {
   Engine engine(make_program(), *find_kernels(""), 2);
   fill(engine);
-  Sequence first(engine, 0);
-  const std::vector<int32_t> tokens = random_tokens(30);
-  first.feed(tokens);
-  engine.kv().copy_slots(0, 1, {30});
-  engine.kv().rotate_sinks(1, 0, std::vector<float>(8, 0.0f), std::vector<float>(8, 1.0f));
-  const KvHead a = engine.kv().head(0, 0, 1), b = engine.kv().head(1, 0, 1);
-  const auto at = [](const KvHead &s, int64_t slot, int64_t d) {
+  Sequence(engine).feed(random_tokens(30));
+  engine.kv().copy(0, 0, 400, 30);
+  engine.kv().rotate(0, 0, 400, 3, std::vector<float>(8, 0.0f), std::vector<float>(8, 1.0f));
+  const KvHead s = engine.kv().head(0, 1);
+  const auto at = [&](int64_t slot, int64_t d) {
     return half_to_float(static_cast<const uint16_t *>(s.keys)[slot / 16 * 16 * s.key_dim + d * 16 + slot % 16]);
   };
-  expect(at(b, 1, 0) == -at(a, 1, 8) && at(b, 1, 8) == at(a, 1, 0), "a quarter turn swaps a pair of a sink's key");
-  expect(at(b, 5, 0) == at(a, 5, 0) && at(b, 1, 20) == at(a, 1, 20), "what is no sink or not rotary stays");
+  expect(at(401, 0) == -at(1, 8) && at(401, 8) == at(1, 0), "a quarter turn swaps a pair of a key");
+  expect(at(405, 0) == at(5, 0) && at(401, 20) == at(1, 20), "what is not to be rotated, or not rotary, stays");
+}
+
+// A forward may want no logits, and what it keeps is the same.
+void test_no_wanted_rows() {
+  std::vector<float> found[2];
+  for (int64_t times : {0, 1}) {
+    Engine engine(make_program(), *find_kernels(""), 2);
+    fill(engine);
+    Sequence sequence(engine);
+    for (size_t count : {size_t{30}, size_t{1}, size_t{1}})
+      expect(sequence.feed(random_tokens(count), times).size() == static_cast<size_t>(times) * count * kVocab, "as many as wanted");
+    found[times] = sequence.feed(random_tokens(3));
+  }
+  expect(same(found[0], found[1]), "rows that nobody wanted are kept all the same");
 }
 
 void test_a_row_that_is_wanted_twice() {
@@ -284,7 +296,8 @@ int main() {
     test_sets_agree(shape);
   for (const Sizes &shape : kLatent)
     test_sets_agree(shape);
-  test_copies();
+  test_rotations();
+  test_no_wanted_rows();
   test_a_row_that_is_wanted_twice();
   test_contradictions();
   test_hostile_programs();

@@ -14,7 +14,7 @@ using namespace dsedge::test;
 namespace {
 
 constexpr int32_t kKvHeads = 2, kDim = 24;
-constexpr int64_t kSlots = 300, kChunk = 40, kWindow = 290, kSinks = 3;
+constexpr int64_t kSlots = 304, kChunk = 40, kWindow = 290;
 const KvFormat kFormats[] = {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8};
 
 // What a slot holds, read off the layout that kernels.hpp describes.
@@ -30,7 +30,7 @@ float number(const KvHead &s, bool is_value, int64_t slot, int64_t d) {
 }
 
 KvShape shape_of(KvFormat format) {
-  return {2, kChunk, {{kSlots, kWindow, kSinks}}, {{0, kKvHeads, kDim, kDim, format}}};
+  return {{{kSlots, kWindow}}, {{0, kKvHeads, kDim, kDim, format}}};
 }
 
 // A key and a value that tell their slot.
@@ -45,7 +45,7 @@ void write(const Kernels &kernels, const KvHead &s, int64_t slot, int64_t tag) {
 
 void test_codes(const Kernels &kernels) {
   KvPool pool(shape_of(KvFormat::kInt8), kernels);
-  const KvHead s = pool.head(1, 0, 1);
+  const KvHead s = pool.head(0, 1);
   std::mt19937 random(5);
   for (float size : {1e-7f, 1e-3f, 1.0f, 1e4f, 8e6f}) {
     float key[kDim], value[kDim];
@@ -74,32 +74,33 @@ void test_codes(const Kernels &kernels) {
 
 void expect_row(const KvHead &s, int64_t slot, int64_t tag, const Kernels &kernels) {
   KvPool fresh(shape_of(s.format), kernels);
-  const KvHead alone = fresh.head(0, 0, 0);
+  const KvHead alone = fresh.head(0, 0);
   write(kernels, alone, 0, tag);
   for (int64_t d = 0; d < kDim; ++d)
     for (bool is_value : {false, true})
       expect(number(s, is_value, slot, d) == number(alone, is_value, 0, d), "a moved row is the row that was written");
 }
 
-void test_moves(KvFormat format) {
+void test_copies(KvFormat format) {
   const Kernels &kernels = *find_kernels("");
   KvPool pool(shape_of(format), kernels);
   for (int32_t head = 0; head < kKvHeads; ++head)
-    for (int64_t row = 0; row < kSlots + kChunk; ++row)
-      write(kernels, pool.head(0, 0, head), row, row);
-  std::vector<int64_t> targets; // what a ring does at its end: some stay to the last slot, then on after the sinks
-  for (int64_t i = 0; i < kChunk; ++i)
-    targets.push_back(i < 21 ? kSlots - 21 + i : kSinks + i - 21);
-  pool.store(0, 0, targets, kSlots);
-  pool.copy_slots(0, 1, {kSlots - 5});
-  for (int64_t sequence : {0, 1})
-    for (int32_t head = 0; head < kKvHeads; ++head)
-      for (int64_t slot = 0; slot < kSlots - (sequence ? 5 : 0); ++slot) {
-        int64_t tag = slot;
-        for (size_t i = 0; i < targets.size(); ++i)
-          tag = targets[i] == slot ? kSlots + static_cast<int64_t>(i) : tag;
-        expect_row(pool.head(sequence, 0, head), slot, tag, kernels);
-      }
+    for (int64_t row = 0; row < kSlots; ++row)
+      write(kernels, pool.head(0, head), row, row);
+  struct Copy {
+    int64_t source, target, count;
+  };
+  std::vector<int64_t> tags(kSlots);
+  for (int64_t slot = 0; slot < kSlots; ++slot)
+    tags[static_cast<size_t>(slot)] = slot;
+  for (const Copy &c : {Copy{0, 64, 64}, {5, 150, 37}, {200, 160, 90}, {303, 0, 1}, {17, 17, 3}, {0, 0, 0}}) {
+    pool.copy(0, c.source, c.target, c.count);
+    for (int64_t i = 0; i < c.count; ++i)
+      tags[static_cast<size_t>(c.target + i)] = tags[static_cast<size_t>(c.source + i)];
+  }
+  for (int32_t head = 0; head < kKvHeads; ++head)
+    for (int64_t slot = 0; slot < kSlots; ++slot)
+      expect_row(pool.head(0, head), slot, tags[static_cast<size_t>(slot)], kernels);
 }
 
 std::vector<float> run(const Kernels &kernels, KvFormat format, int32_t threads, const std::vector<size_t> &sizes) {
@@ -107,11 +108,11 @@ std::vector<float> run(const Kernels &kernels, KvFormat format, int32_t threads,
   wanted.format = format;
   Engine engine(make_program(wanted), kernels, threads);
   fill(engine);
-  Sequence sequence(engine);
+  Sequence sequence(engine, wanted);
   std::vector<float> logits;
   std::mt19937 random(3);
-  for (size_t done = 0, turn = 0; done < 400; ++turn) { // once round a ring of 300 slots
-    std::vector<int32_t> tokens(std::min(sizes[turn % sizes.size()], 400 - done));
+  for (size_t done = 0, turn = 0; done < 800; ++turn) { // once round a ring of 400 slots
+    std::vector<int32_t> tokens(std::min(sizes[turn % sizes.size()], 800 - done));
     for (int32_t &token : tokens)
       token = static_cast<int32_t>(random() % kVocab);
     for (float logit : sequence.feed(tokens))
@@ -141,11 +142,10 @@ void test_sinks_that_cannot_be_kept() {
   KvPool pool(shape_of(KvFormat::kFloat16), *find_kernels(""));
   const std::vector<float> key(kDim, 60'000), value(kDim, 0), half(kDim / 2, 0.70710678f);
   for (int32_t head = 0; head < kKvHeads; ++head)
-    expect(find_kernels("")->write_row(pool.head(0, 0, head), kSlots, key.data(), value.data()), "60,000 is a float16");
-  pool.store(0, 0, {0}, kSlots);
+    expect(find_kernels("")->write_row(pool.head(0, head), 5, key.data(), value.data()), "60,000 is a float16");
   bool told = false;
   try {
-    pool.rotate_sinks(0, 0, half, half);
+    pool.rotate(0, 5, 64, 1, half, half);
   } catch (const std::overflow_error &) {
     told = true;
   }
@@ -161,7 +161,7 @@ int main() {
     test_forwards(*find_kernels(name));
   }
   for (KvFormat format : kFormats)
-    test_moves(format);
+    test_copies(format);
   test_sinks_that_cannot_be_kept();
   std::puts("all passed");
   return 0;
