@@ -25,7 +25,7 @@ def choose(running: Sequence[Answer], chunk: int, turn: int) -> list[tuple[Answe
     budget = chunk
     for answer in prompts[first:] + prompts[:first]:
         assert answer.session is not None
-        if budget < min(answer.left, chunk // 4):
+        if budget < max(1, min(answer.left, chunk // 4)):
             continue
         count = min(answer.session.cache.portion(answer.left), budget)
         counts[answer.number] = count
