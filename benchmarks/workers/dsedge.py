@@ -42,4 +42,7 @@ def kv_rows(runtime: Runtime) -> int:
 if __name__ == "__main__":
     model, threads, context, runtime, kv_dtype = sys.argv[1:]
     dtype: KvDtype = kv_dtype  # type: ignore[assignment]  # the options check it
-    main(model, edge.RuntimeOptions(runtime=runtime, threads=int(threads), context=int(context), sequences=1, kv_dtype=dtype))
+    main(
+        model,
+        edge.RuntimeOptions(runtime=runtime, threads=int(threads), context=int(context), sequences=1, kv_dtype=dtype),
+    )
