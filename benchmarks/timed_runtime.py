@@ -26,6 +26,7 @@ class TimedRuntime:
         self.spec, self.layout, self.device = inner.spec, inner.layout, inner.device
         self.name = f"{NAME} {inner.name}"
         self.capabilities, self.move, self.close = inner.capabilities, inner.move, inner.close
+        self.kv_dtypes, self.read_rows, self.write_rows = inner.kv_dtypes, inner.read_rows, inner.write_rows
         self._inner = inner
 
     def forward(self, batch: Batch) -> list[Any]:

@@ -23,9 +23,11 @@ from edge.kv import plan_layout, row_bytes
 from edge.lifecycle import close_at_exit
 from edge.memory import memory_limit
 from edge.options import GenerateOptions, RuntimeOptions
+from edge.paths import expanded
 from edge.reasoning import find_tags, is_opened
 from edge.results import Request, Result
 from edge.runtime import Runtime, open_runtime
+from edge.saving import Saved
 from edge.sections import Splitter
 from edge.stream import TextStream
 from edge.template.work import CancelledError
@@ -197,6 +199,22 @@ class Pipeline:
     def reset(self) -> None:
         """Forget all conversations: the next prompt is prefilled whole."""
         self._readers.forget()
+
+    def save(self, path: str | Path, prompt: Messages | Sequence[int], note: Any = None) -> int:
+        """Write what has been computed of a conversation, so that it goes on from there in another process.
+
+        `prompt` is the conversation so far, as messages or ids; `note` any JSON, which `load_session` gives back.
+        Returns how many of its tokens the file holds. Raises OptionError where that is none, StorageError.
+        """
+        ids = prompt if not prompt or isinstance(prompt[0], Integral) else self.encode(prompt)  # type: ignore[arg-type]
+        return self._readers.save(expanded(str(path)), self.bundle, ids, note)  # type: ignore[arg-type]
+
+    def load_session(self, path: str | Path) -> Saved:
+        """Read a conversation that `save` wrote: the next prompt that begins like it goes on from there.
+
+        Raises FormatError for a damaged file, OptionError for one of another bundle, context or policy.
+        """
+        return self._readers.load(expanded(str(path)), self.bundle)
 
     def close(self) -> None:
         """Free everything, once the forward that runs right now is done. Idempotent.

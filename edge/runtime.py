@@ -55,6 +55,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class KvRows:
+    """What a layer keeps of some tokens: keys [tokens, kv_heads, key_dim], after rope, and values [.., value_dim]."""
+
+    keys: Float
+    values: Float
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do.
 
@@ -77,6 +85,7 @@ class Runtime(Protocol):
     name: str
     device: str
     capabilities: Capabilities
+    kv_dtypes: tuple[str, ...]  # how each layer keeps keys and values
 
     def forward(self, batch: Batch) -> list[Float]:
         """Run the new tokens of each segment and keep them in their slots; its logits, [logit_rows, vocab], or a tap.
@@ -88,6 +97,14 @@ class Runtime(Protocol):
 
     def move(self, move: Move) -> None:
         """Copy rows of a ring from slots to others, and rotate their keys on."""
+        ...
+
+    def read_rows(self, layer: int, slots: npt.NDArray[np.int64]) -> KvRows:
+        """What a layer keeps in some slots."""
+        ...
+
+    def write_rows(self, layer: int, slots: npt.NDArray[np.int64], rows: KvRows) -> None:
+        """Keep rows in slots. What was read from a layer of the same dtype is kept bit for bit."""
         ...
 
     @property

@@ -72,6 +72,13 @@ class Session:
         self._known = True
         return shared
 
+    def restore(self, tokens: Sequence[int], firsts: Sequence[int]) -> None:
+        """Take slots for a saved sequence, whose rows the caller then writes. Raises as `Cache.restore` does."""
+        self._known = False
+        self.cache.restore(firsts, len(tokens))
+        self.tokens = list(tokens)
+        self._known = True
+
     def reset(self) -> None:
         known, self._known = self._known, False
         if known:

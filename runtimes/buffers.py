@@ -68,6 +68,20 @@ class KvPool:
             self._rotate(rows, move)
         pool[target, ..., to : to + move.count, :] = rows
 
+    def rows(self, layer: int, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Keys and values of a layer in some slots, [slots, kv_heads, head_dim] each."""
+        ring, index = self.layers[layer]
+        sequence, row = np.divmod(slots, self._layout.rings[ring].slots)
+        keys, values = (self.rings[ring][sequence, index, part, :, row] for part in (0, 1))
+        return keys, values
+
+    def put(self, layer: int, slots: npt.NDArray[np.int64], keys: Array, values: Array) -> None:
+        """The inverse of `rows`."""
+        ring, index = self.layers[layer]
+        sequence, row = np.divmod(slots, self._layout.rings[ring].slots)
+        for part, rows in enumerate((keys, values)):
+            self.rings[ring][sequence, index, part, :, row] = rows
+
     def _rotate(self, rows: Array, move: Move) -> None:
         """Rotate keys in place; rows [layers, 2, kv_heads, count, head_dim]."""
         for index, layer in enumerate(self._members[move.ring]):

@@ -27,6 +27,7 @@ from edge.options import RuntimeOptions
 from edge.runtime import (
     Batch,
     Capabilities,
+    KvRows,
     Segment,
     Support,
     check_finite,
@@ -50,6 +51,7 @@ class OnnxRuntime:
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, device: str) -> None:
         self.spec = bundle.spec
         self.layout = layout
+        self.kv_dtypes = ("float32",) * len(bundle.spec.layers)
         self.device = device
         self._lock = threading.RLock()
         self._session = _open_session(bundle, options)
@@ -176,6 +178,16 @@ class OnnxRuntime:
         with self._lock:
             self._check_open()
             self._pool.move(move)
+
+    def read_rows(self, layer: int, slots: npt.NDArray[np.int64]) -> KvRows:
+        with self._lock:
+            self._check_open()
+            return KvRows(*self._pool.rows(layer, slots))
+
+    def write_rows(self, layer: int, slots: npt.NDArray[np.int64], rows: KvRows) -> None:
+        with self._lock:
+            self._check_open()
+            self._pool.put(layer, slots, rows.keys, rows.values)
 
     @property
     def kv_bytes(self) -> int:

@@ -29,7 +29,17 @@ from edge.graph import build
 from edge.kv import KvLayout, Move
 from edge.layers import Dense, Gqa, LayerSpec
 from edge.options import RuntimeOptions
-from edge.runtime import Batch, Capabilities, Segment, Support, check_finite, check_tap, pick_device, pick_kv_dtype
+from edge.runtime import (
+    Batch,
+    Capabilities,
+    KvRows,
+    Segment,
+    Support,
+    check_finite,
+    check_tap,
+    pick_device,
+    pick_kv_dtype,
+)
 from edge.safetensors import plan_header
 from edge.sums import sha256
 from edge.weights import describe
@@ -57,6 +67,7 @@ class ScriptedRuntime:
         script = texts.parse_json(text)
         self.spec = bundle.spec
         self.layout = layout
+        self.kv_dtypes = ("float32",) * len(bundle.spec.layers)
         self.visible: list[int] = []
         self.forwards = 0
         self._answers = [list(a.encode()) if isinstance(a, str) else [int(i) for i in a] for a in script["answers"]]
@@ -117,6 +128,17 @@ class ScriptedRuntime:
         for row in range(move.count if move.ring == 0 else 0):
             if move.source + row in self._next:
                 self._next[move.target + row] = self._next[move.source + row]
+
+    def read_rows(self, layer: int, slots: npt.NDArray[np.int64]) -> KvRows:
+        """A token's id is its key."""
+        self._check_open()
+        keys = np.zeros((len(slots), 1, 2), np.float32)
+        keys[:, 0, 0] = self._slots[self.spec.layer_groups[layer]][slots]
+        return KvRows(keys, np.zeros_like(keys))
+
+    def write_rows(self, layer: int, slots: npt.NDArray[np.int64], rows: KvRows) -> None:
+        self._check_open()
+        self._slots[self.spec.layer_groups[layer]][slots] = rows.keys[:, 0, 0].astype(np.int64)
 
     @property
     def kv_bytes(self) -> int:

@@ -64,6 +64,10 @@ class Run:
             help="JSON list of functions that the model may call, as in the OpenAI API; its calls are shown, not made.",
         ),
     ] = None
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Go on with the conversation of this file, and write it there in the end."),
+    ] = None
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Most tokens of an answer. [default: what fits]")
     ] = None
@@ -124,11 +128,11 @@ class Run:
 
     def execute(self) -> int:
         runtime, generate = self._runtime_options(), self._generate_options()
-        for_template = (self.system, self.thinking, self.template_var or None, self.tools)
+        for_template = (self.system, self.thinking, self.template_var or None, self.tools, self.session)
         if self.raw and any(value is not None for value in for_template):
             raise OptionError(
-                "--raw uses no chat template, so --system, --thinking, --template-var and --tools have no place to go; "
-                "leave one of them out"
+                "--raw uses no chat template, so --system, --thinking, --template-var, --tools and --session have no "
+                "place to go; leave one of them out"
             )
         tools = None if self.tools is None else given.read_tools(self.tools)
         chatting = self.prompt is None and sys.stdin.isatty()
@@ -146,14 +150,21 @@ class Run:
             return self._chat(pipeline, generate, tools)
 
     def _answer(self, pipeline: Pipeline, prompt: str, options: GenerateOptions, tools: Tools | None) -> int:
-        system = self._system()
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        request = prompt if self.raw else [*messages, {"role": "user", "content": prompt}]
+        from edge.commands.conversation import Conversation
+        from edge.commands.kept import Kept
+
+        conversation, turn = Conversation(self._system()), [{"role": "user", "content": prompt}]
+        kept = Kept(self.session, pipeline)
+        kept.read(conversation)
+        request = prompt if self.raw else conversation.request(turn)
         try:
             page = answer.Lines() if self.stream else None if self.json else answer.Page()
             result = answer.stream(pipeline, request, options, raw=self.raw, tools=tools, page=page)
         except PromptTooLongError as error:
             raise fitting.too_long(error, pipeline) from error
+        if result.text or result.tool_calls:
+            conversation.messages += [*turn, result.to_message()]
+        kept.write(conversation)
         if self.json:
             terminal.print_json({"model": self.model, "runtime": pipeline.runtime.name, **asdict(result)})
         answer.report(result, options, stats=self.stats, when_full=fitting.larger(pipeline))
@@ -161,11 +172,16 @@ class Run:
 
     def _chat(self, pipeline: Pipeline, options: GenerateOptions, tools: Tools | None) -> int:
         from edge.commands.chat import Chat, open_entry
+        from edge.commands.kept import Kept
 
         drops = self.policy != "error"
         chat = Chat(pipeline, options, entry=open_entry(), system=self._system(), tools=tools, drops=drops)
         chat.stats = self.stats
-        return chat.loop()
+        kept = Kept(self.session, pipeline)
+        kept.read(chat.conversation)
+        code = chat.loop()
+        kept.write(chat.conversation)
+        return code
 
     def _system(self) -> str | None:
         return None if self.system is None else texts.decode_word(self.system)

@@ -115,13 +115,19 @@ class Engine:
             self.answers[self._new[0].number] = self._new[0]
             del self._new[0]
 
-    def forget(self) -> None:
-        """Give up all sequences that no answer uses."""
+    def settle(self) -> None:
+        """Between steps: let ended answers' sequences be idle ones."""
         if self._changing:
             self._recover()
         self._changing = True
         self._take_in()
         self.tidy()
+        self._changing = False
+
+    def forget(self) -> None:
+        """Give up all sequences that no answer uses."""
+        self.settle()
+        self._changing = True
         self.residents.clear()
         self._changing = False
 

@@ -7,15 +7,20 @@ steps itself; so a reader alone never switches threads. An answer that nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from edge import saving
+from edge.bundle import Bundle
 from edge.engine.answer import Answer, End, Made
 from edge.engine.engine import Engine
-from edge.errors import ClosedError, OptionError
+from edge.errors import ClosedError, OptionError, PoolFullError
 from edge.lifecycle import compiled
 from edge.results import Request
 from edge.sampling import Sampler
+from edge.session import common
 
 _LOOK_S = 0.02  # how often a waiting reader checks whether its answer was cancelled
 
@@ -111,6 +116,35 @@ class Readers:
             self._wait()
             self._check_open()
             self.engine.forget()
+
+    def save(self, path: Path, bundle: Bundle, tokens: Sequence[int], note: Any) -> int:
+        """Write the sequence of ended answers that has most of some tokens; how many of them it has."""
+        with _at_rest_in_the_end(), self._lock:
+            self._wait()
+            self._check_open()
+            self.engine.settle()
+            session = self.engine.residents.find(tokens)
+            if session is None:
+                raise OptionError("there is no conversation to save: none of these tokens has been computed")
+            saving.save(path, bundle, session, note)
+            return common(session.tokens, tokens, len(tokens))
+
+    def load(self, path: Path, bundle: Bundle) -> saving.Saved:
+        """Read a sequence, for the next answer that begins like it."""
+        with _at_rest_in_the_end(), self._lock:
+            self._wait()
+            self._check_open()
+            self.engine.settle()
+            residents = self.engine.residents
+            while True:
+                try:
+                    found = saving.load(path, bundle, self.engine.runtime, residents.pools)
+                except PoolFullError:
+                    if not residents.make_room():
+                        raise
+                else:
+                    residents.keep(found.session)
+                    return found
 
     def close(self) -> None:
         """Free the runtime, after the step that runs right now. Idempotent. An unfinished answer ends as if cancelled.

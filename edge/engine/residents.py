@@ -55,6 +55,15 @@ class Residents:
         best.align(prompt)
         return best
 
+    def find(self, tokens: Sequence[int]) -> Session | None:
+        """The idle sequence that has as much of some tokens as any; None where none has one of them."""
+        best, count = None, 0
+        for session in self._idle:
+            shared = common(session.tokens, tokens, len(tokens)) if session.known else 0
+            if shared > count:
+                best, count = session, shared
+        return best
+
     def keep(self, session: Session) -> None:
         """Take back a sequence. Those that it continues are of no more use."""
         if not session.known or not session.tokens:

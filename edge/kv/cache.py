@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edge.errors import OptionError, PoolFullError, PromptTooLongError
@@ -171,6 +171,19 @@ class Cache:
                 ring.share_with(target)
             target.truncate(length)
         other.length = length
+
+    def restore(self, firsts: Sequence[int], length: int) -> None:
+        """Take blocks for a saved sequence of `length` tokens: of each ring the first block that it held.
+
+        Raises PoolFullError, and ValueError for what these rings cannot hold; the sequence is empty then.
+        """
+        try:
+            for ring, first in zip(self.rings, firsts, strict=True):
+                ring.restore(first, length)
+        except BaseException:
+            self.reset()
+            raise
+        self.length = length
 
     def reset(self) -> None:
         """Forget everything."""

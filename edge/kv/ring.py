@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edge.errors import PoolFullError
 from edge.kv.blocks import NONE, BlockPool, Table
 from edge.kv.layout import BLOCK, RingLayout
 
@@ -33,6 +34,13 @@ class Move:
     target: int
     count: int
     shift: int = 0
+
+
+def unroll(runs: Longs) -> tuple[Longs, Longs]:
+    """(position, slot) of every row of runs (position, slot, count), int64 [n, 3]."""
+    counts = runs[:, 2]
+    inside = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    return np.repeat(runs[:, 0], counts) + inside, np.repeat(runs[:, 1], counts) + inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +70,7 @@ class RingPlan:
 
     def unrolled(self) -> tuple[Longs, Longs]:
         """(position, slot) of every row of the runs, int64 [rows] each, by ascending position."""
-        counts = self.runs[:, 2]
-        inside = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        return np.repeat(self.runs[:, 0], counts) + inside, np.repeat(self.runs[:, 1], counts) + inside
+        return unroll(self.runs)
 
     def mask(self, held: Longs) -> npt.NDArray[np.bool_]:
         """Who sees whom, [count, len(held)], for rows at the positions `held`; -1 is nobody's."""
@@ -154,6 +160,29 @@ class Ring:
             blocks = self.moved if shift else self._sink_blocks(-(-first // BLOCK))
             runs[:0] = [(i * BLOCK, block * BLOCK, min(BLOCK, first - i * BLOCK)) for i, block in enumerate(blocks)]
         return RingPlan(start, count, np.array(runs, np.int64).reshape(-1, 3), layout.window, layout.sinks)
+
+    def rows(self, length: int) -> tuple[Longs, Longs]:
+        """(position, slot) of every token below `length` that is held as it was written, int64 [rows] each."""
+        kept = ((i * BLOCK, block * BLOCK) for i, block in enumerate(self.sinks))
+        runs = [(at, slot, min(BLOCK, self.layout.sinks - at)) for at, slot in kept]
+        return unroll(np.array(runs + self.table.runs(0, length), np.int64).reshape(-1, 3))
+
+    def restore(self, first: int, length: int) -> None:
+        """Take blocks for what `rows` gave: `first` is the table's first block.
+
+        Raises PoolFullError, and ValueError for what no ring of this layout holds.
+        """
+        blocks = -(-length // BLOCK) - first
+        if not (0 <= first * BLOCK <= self.layout.oldest(length) and 0 <= blocks <= self.layout.window_blocks):
+            raise ValueError(f"blocks from {first} on for {length} tokens")
+        kept = min(first, self.layout.sink_blocks)
+        if blocks + kept > self.pool.free:
+            raise PoolFullError(f"{blocks + kept} blocks of keys and values are needed, and {self.pool.free} are free")
+        self.table = Table(first)
+        for _ in range(kept):
+            self.sinks.append(self._take())
+        for _ in range(blocks):
+            self.table.append(self._take())
 
     def exact_at(self, length: int) -> bool:
         """Whether everything that a query at `length` would see is still held."""

@@ -19,7 +19,7 @@ from edge.kv import KvLayout, Move
 from edge.layers import Attention, Gqa, Mla
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
-from edge.runtime import Batch, Capabilities, Segment, check_finite, check_tap, pick_kv_dtype
+from edge.runtime import Batch, Capabilities, KvRows, Segment, check_finite, check_tap, pick_kv_dtype
 from runtimes.native import precision
 from runtimes.native.builder import build
 from runtimes.native.kv_dtypes import kv_dtypes
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtimes.native._native import Engine
 
 Float = npt.NDArray[np.float32]
+Longs = npt.NDArray[np.int64]
 
 
 class NativeRuntime:
@@ -54,6 +55,7 @@ class NativeRuntime:
         threads = options.threads or physical_cores()
         self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels, threads)
         self.kv_bytes = self._engine.kv_bytes
+        self.kv_dtypes = tuple(kv_dtypes(bundle, wanted_kv(bundle, options)))
         load(self._engine, self._program, weights, threads)
 
     def forward(self, batch: Batch) -> list[Float]:
@@ -120,6 +122,16 @@ class NativeRuntime:
                 engine.rotate_rows(layer, move.source, move.target, move.count, cos, sin)
 
         self._use(run)
+
+    def read_rows(self, layer: int, slots: Longs) -> KvRows:
+        heads, key_dim, value_dim = _kept(self.spec.layers[layer].attention).values()
+        keys = np.empty((len(slots), heads, key_dim), np.float32)
+        values = np.empty((len(slots), heads, value_dim), np.float32)
+        self._use(lambda engine: engine.read_rows(layer, slots.tolist(), keys, values))
+        return KvRows(keys, values)
+
+    def write_rows(self, layer: int, slots: Longs, rows: KvRows) -> None:
+        self._use(lambda engine: engine.write_rows(layer, slots.tolist(), rows.keys, rows.values))
 
     def close(self) -> None:
         if os.getpid() != self._process:  # another thread may have held the lock when the process was copied

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import edge
+from edge import saving
 from edge.bundle import Bundle
 from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, PoolFullError, UnsupportedError
-from edge.kv import BLOCK, KvLayout, Move, plan_layout
+from edge.kv import BLOCK, KvLayout, Move, Pools, plan_layout
 from edge.ops import Attention, Experts, LatentAttention, Rope, Router
 from edge.options import RuntimeOptions
 from edge.rope import inverse_frequencies
@@ -483,3 +484,61 @@ def test_sequences_reserve_address_space_and_no_memory(bundles: dict[str, Bundle
     session = run.session
     ids = random_ids(40)
     assert np.abs(session.feed(ids) - run.reference().run(ids)[-1]).max() < 1e-3
+
+
+@pytest.mark.parametrize("model", ["llama", "mistral", "deepseek-v3"])
+@pytest.mark.parametrize("count", [1, 7, 8, 11, 130])
+def test_k9_a_saved_sequence_goes_on_bit_for_bit(
+    model: str, count: int, bundles: dict[str, Bundle], opened: Open, tmp_path: Path
+) -> None:
+    """Around a window of 8, and behind the context with sinks that moved: in slots of another runtime."""
+    bundle = bundles[model]
+    sliding = {"context": 32, "policy": "sliding", "sinks": 3, "chunk": 16, "sequences": 2}
+    run, other = (opened(bundle, **sliding) for _ in range(2))
+    run.session.feed(random_ids(count))
+    saving.save(tmp_path / "s", bundle, run.session)
+    other.session.feed(random_ids(20, seed=9))  # so that the slots are others
+    found = saving.load(tmp_path / "s", bundle, other.runtime, other.session.pools)
+    assert found.exact
+    more = random_ids(70, seed=1)
+    assert np.array_equal(run.session.feed(more[:1]), found.session.feed(more[:1]))
+    assert np.array_equal(run.session.feed(more[1:]), found.session.feed(more[1:]))
+
+
+def test_k9_a_sequence_goes_on_in_another_backend(bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    bundle, ids = bundles["llama"], random_ids(60)
+    layout = plan_layout(bundle.spec, 64, chunk=16)
+    for name in RUNTIMES:
+        skip_unless_usable(name)
+    runtimes = [open_runtime(bundle, layout, RuntimeOptions(runtime=name, exact=True)) for name in RUNTIMES]
+    for here, there in (runtimes, runtimes[::-1]):
+        session = Session(here)
+        session.feed(ids[:40])
+        saving.save(tmp_path / here.name, bundle, session)
+        found = saving.load(tmp_path / here.name, bundle, there, Pools(layout, extents=there.capabilities.extents))
+        assert not found.exact
+        expected, got = session.feed(ids[40:]), found.session.feed(ids[40:])
+        assert expected is not None
+        assert got is not None
+        assert np.abs(expected - got).max() < 1e-3
+    for runtime in runtimes:
+        runtime.close()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_k9_narrower_keys_and_values_are_saved_exactly(dtype: Any, bundles: dict[str, Bundle], tmp_path: Path) -> None:
+    skip_unless_usable("native")
+    bundle, ids = bundles["llama"], random_ids(60)
+    layout = plan_layout(bundle.spec, 64, chunk=16)
+    first, second = (open_runtime(bundle, layout, RuntimeOptions(runtime="native", kv_dtype=dtype)) for _ in range(2))
+    session = Session(first)
+    session.feed(ids[:40])
+    size = saving.save(tmp_path / "s", bundle, session)
+    found = saving.load(tmp_path / "s", bundle, second, Pools(layout))
+    assert found.exact
+    assert np.array_equal(session.feed(ids[40:]), found.session.feed(ids[40:]))
+    kv = bundle.spec.kv_groups[0]
+    numbers = 40 * len(bundle.spec.layers) * kv.kv_heads * (kv.key_dim + kv.value_dim)
+    assert size < numbers * (2 if dtype == "float16" else 4) + 4096
+    first.close()
+    second.close()

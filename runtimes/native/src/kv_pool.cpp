@@ -51,6 +51,15 @@ void copy_rows(const KvHead &from, int64_t source, const KvHead &to, int64_t tar
   }
 }
 
+float value_at(const KvHead &s, int64_t slot, int64_t d) {
+  const int64_t at = slot * s.padded + d;
+  if (s.format == KvFormat::kFloat32)
+    return static_cast<const float *>(s.values)[at];
+  if (s.format == KvFormat::kFloat16)
+    return half_to_float(static_cast<const uint16_t *>(s.values)[at]);
+  return half_to_float(s.value_scales[slot]) * static_cast<float>(static_cast<const uint8_t *>(s.values)[at] - 128);
+}
+
 float key_at(const KvHead &s, int64_t slot, int64_t d) {
   const int64_t at = slot / 16 * 16 * s.key_dim + d * 16 + slot % 16;
   if (s.format == KvFormat::kFloat32)
@@ -128,6 +137,34 @@ void KvPool::rotate(int32_t layer, int64_t source, int64_t target, int64_t count
         throw std::overflow_error("a key of a sink is more than the cache's format holds");
     }
   }
+}
+
+const KvLayer &KvPool::checked(int32_t layer, const std::vector<int64_t> &slots) const {
+  check(layer >= 0 && layer < static_cast<int32_t>(shape_.layers.size()), "kv: no such layer");
+  const KvLayer &l = shape_.layers[static_cast<size_t>(layer)];
+  for (int64_t slot : slots)
+    check(slot >= 0 && slot < shape_.ring_of(l).slots, "kv: slots that the ring's pool does not have");
+  return l;
+}
+
+void KvPool::read(int32_t layer, const std::vector<int64_t> &slots, float *keys, float *values) const {
+  const KvLayer &l = checked(layer, slots);
+  for (int64_t slot : slots)
+    for (int32_t head = 0; head < l.kv_heads; ++head) {
+      const KvHead s = this->head(layer, head);
+      for (int32_t d = 0; d < l.key_dim; ++d)
+        *keys++ = key_at(s, slot, d);
+      for (int32_t d = 0; d < l.value_dim; ++d)
+        *values++ = value_at(s, slot, d);
+    }
+}
+
+void KvPool::write(int32_t layer, const std::vector<int64_t> &slots, const float *keys, const float *values) {
+  const KvLayer &l = checked(layer, slots);
+  for (int64_t slot : slots)
+    for (int32_t head = 0; head < l.kv_heads; ++head, keys += l.key_dim, values += l.value_dim)
+      if (!kernels_.write_row(this->head(layer, head), slot, keys, values))
+        throw std::overflow_error("a key or value is more than the cache's format holds");
 }
 
 } // namespace dsedge

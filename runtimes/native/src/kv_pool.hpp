@@ -41,7 +41,14 @@ public:
   void rotate(int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
               const std::vector<float> &sin);
 
+  // Keys [slots][kv heads][key_dim] and values [slots][kv heads][value_dim] of some slots of a layer, as floats. What was
+  // read is written as it was. Throw std::invalid_argument for a layer or slot that is not there, std::overflow_error for
+  // numbers that the format cannot hold.
+  void read(int32_t layer, const std::vector<int64_t> &slots, float *keys, float *values) const;
+  void write(int32_t layer, const std::vector<int64_t> &slots, const float *keys, const float *values);
+
 private:
+  const KvLayer &checked(int32_t layer, const std::vector<int64_t> &slots) const;
   void check_rows(int32_t ring, int64_t source, int64_t target, int64_t count) const;
 
   KvShape shape_;

@@ -204,6 +204,30 @@ int32_t sample(Sampler &sampler, Array<float, 1> logits, std::optional<Array<uin
   return sampler.sample(logits.data(), allowed ? allowed->data() : nullptr);
 }
 
+using Rows = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>; // [slots][kv heads][dim]
+
+void check_rows(const Engine &engine, int32_t layer, size_t slots, const Rows &keys, const Rows &values) {
+  const auto &layers = engine.program().kv.layers;
+  require(layer >= 0 && static_cast<size_t>(layer) < layers.size(), "kv: no such layer");
+  const KvLayer &l = layers[static_cast<size_t>(layer)];
+  const auto fits = [&](const Rows &rows, int32_t dim) {
+    return rows.shape(0) == slots && rows.shape(1) == static_cast<size_t>(l.kv_heads) && rows.shape(2) == static_cast<size_t>(dim);
+  };
+  require(fits(keys, l.key_dim) && fits(values, l.value_dim), "kv: rows of another shape");
+}
+
+void read_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows keys, Rows values) {
+  check_rows(*opened.engine, layer, slots.size(), keys, values);
+  nb::gil_scoped_release release;
+  opened.engine->kv().read(layer, slots, keys.data(), values.data());
+}
+
+void write_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows keys, Rows values) {
+  check_rows(*opened.engine, layer, slots.size(), keys, values);
+  nb::gil_scoped_release release;
+  opened.engine->kv().write(layer, slots, keys.data(), values.data());
+}
+
 } // namespace
 
 NB_MODULE(_native, m) {
@@ -240,5 +264,7 @@ NB_MODULE(_native, m) {
           [](Opened &o, int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
              const std::vector<float> &sin) { o.engine->kv().rotate(layer, source, target, count, cos, sin); },
           Released())
+      .def("read_rows", &read_rows, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def("write_rows", &write_rows, "layer"_a, "slots"_a, "keys"_a, "values"_a)
       .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); });
 }
