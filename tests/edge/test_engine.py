@@ -180,6 +180,18 @@ def test_an_exact_hit_computes_one_token(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("extents", [False, True])
+def test_k4_history_that_a_sequence_has_dropped_is_computed_again(extents: bool, bundle: Bundle) -> None:
+    engine = Engine(Hash(bundle, extents=extents, context=90, chunk=16, sequences=2, policy="sliding"))
+    long = ids(0, 250)
+    finish(engine, add(engine, long, 3))
+    for shared, cached in ((40, 0), (249, 249)):
+        prompt = [*long[:shared], 9]
+        answer = add(engine, prompt, 7)
+        finish(engine, answer)
+        assert (answer.tokens, answer.cached) == (alone(prompt, 7, 90), cached)
+
+
+@pytest.mark.parametrize("extents", [False, True])
 def test_a_pool_that_is_too_small_for_all_serves_all(extents: bool, bundle: Bundle) -> None:
     """Answers lose their keys and values to others, and are computed again to the same tokens."""
     engine = Engine(Hash(bundle, extents=extents, context=256, chunk=32, sequences=2))
@@ -259,12 +271,13 @@ class Engines(RuleBasedStateMachine):
         self.open: list[Talk] = []
 
     @rule(
-        target=talks, start=st.integers(0, 2), length=st.integers(1, 85), count=st.integers(1, 30), paced=st.booleans()
+        target=talks, start=st.integers(0, 2), length=st.integers(1, 250), count=st.integers(1, 40), paced=st.booleans()
     )
     def ask(self, start: int, length: int, count: int, paced: bool) -> Talk:
         prompt = ids(start, length)
         if not self.sliding:
-            count = min(count, self.context - length + 1)
+            prompt = prompt[: self.context - 5]
+            count = min(count, self.context - len(prompt) + 1)
         talk = Talk(prompt, count, add(self.engine, prompt, count, paced=paced))
         self.open.append(talk)
         return talk

@@ -163,6 +163,35 @@ def test_n11_sinks_stay_and_move_in_steps_of_64(sinks: int) -> None:
             assert not shift or sinks - 1 + shift < position - 5  # the sinks stay before the oldest
 
 
+def turned(row: dict[int, tuple[int, int]], sinks: int) -> list[tuple[int, int]]:
+    """(token, rotation) of the sinks that a query saw."""
+    return [row[sink] for sink in range(sinks)]
+
+
+def test_n11_a_rewind_to_before_the_sinks_end_turns_the_new_ones() -> None:
+    cache = make_cache(None, 40, chunk=90, sinks=3)
+    slots = Slots(cache.layout)
+    while cache.length < 120:
+        slots.step(cache, ["a"] * cache.room(60))
+    assert cache.rollback(2)
+    while cache.length < 120:
+        rows = slots.step(cache, ["b"] * cache.room(60))[0]
+    assert turned(rows[-1], 3) == [("a", 64), ("a", 64), ("b", 64)]
+
+
+def test_n11_forks_turn_their_sinks_apart() -> None:
+    pools = Pools(plan_layout(make_spec(None), 40, chunk=16, sinks=3, sequences=3, policy="sliding"))
+    slots = Slots(pools.layout)
+    cache, other = pools.open(), pools.open()
+    while cache.length < 130:
+        slots.step(cache, ["x"] * cache.room(16))
+    slots.move(cache.fork(other, cache.length))
+    while cache.length < 180:
+        rows = slots.step(cache, ["x"] * cache.room(16))[0]
+    assert turned(rows[-1], 3) == [("x", 128)] * 3
+    assert turned(slots.step(other, ["x"])[0][0], 3) == [("x", 64)] * 3
+
+
 def test_n11_chunks_end_where_the_sinks_move() -> None:
     cache = make_cache(None, 512, chunk=256, sinks=4)
     slots = Slots(cache.layout)
