@@ -27,7 +27,7 @@ class RuntimeOptions:
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward
     sequences for how many whole contexts keys and values have room; shorter ones share it. None: four, or as many as
-              half of a container's memory holds
+              half of a container's memory holds; on Windows one
     exact     the verification graph where the backend has one: slow, float activations
     kv_dtype  how keys and values are kept; "auto": as the backend does by itself. int8 has a scale for each kept row
     """

@@ -6,6 +6,7 @@ them, in any order.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -249,7 +250,12 @@ def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
 
 
 def _sequences(bundle: Bundle, context: int, options: RuntimeOptions) -> int:
-    """For how many contexts there is room by default: within half of what a container leaves beside the weights."""
+    """For how many contexts there is room by default: within half of what a container leaves beside the weights.
+
+    Windows counts memory when it is reserved, other systems when it is touched.
+    """
+    if sys.platform == "win32":
+        return 1
     limit = memory_limit()
     if limit is None:
         return DEFAULT_SEQUENCES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,14 @@ from edge.kv import KvLayout, Move
 
 Array = npt.NDArray[np.float32]
 _ALIGNMENT = 64
+
+
+def _reserve(count: int) -> mmap.mmap:
+    """Memory of which nothing counts before it is touched, where the system can do that. Raises OSError, OverflowError."""
+    if sys.platform != "linux":
+        return mmap.mmap(-1, count)
+    no_reserve = 0x4000  # MAP_NORESERVE, which the module has from Python 3.13 on
+    return mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
 
 
 class KvPool:
@@ -42,7 +51,7 @@ class KvPool:
         sizes = [-(-math.prod(shape) * 4 // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         self.nbytes = sum(sizes)
         try:
-            self._map = mmap.mmap(-1, self.nbytes)
+            self._map = _reserve(self.nbytes)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"{self.nbytes} bytes of keys and values") from error
         starts = np.cumsum([0, *sizes])
