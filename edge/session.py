@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -117,10 +117,8 @@ class Session:
         copy._known = self._known = True
         return copy
 
-    def feed(
-        self, tokens: Sequence[int], *, cancelled: Callable[[], bool] = lambda: False
-    ) -> npt.NDArray[np.float32] | None:
-        """Run tokens through the model in chunks; the last one's logits, [vocab], or None if cancelled in between.
+    def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        """Run tokens through the model in chunks; the last one's logits, [vocab], or None if there are none.
 
         Raises PromptTooLongError before any work when the `error` policy cannot take them all.
         """
@@ -130,8 +128,6 @@ class Session:
         logits = None
         done = 0
         while done < len(tokens):
-            if cancelled():
-                return None
             left = len(tokens) - done
             count = self.cache.portion(left)
             logits = self.step(tokens[done : done + count], "last" if count == left else "none")

@@ -19,7 +19,7 @@ _ALIGNMENT = 64
 
 
 def _reserve(count: int) -> mmap.mmap:
-    """Memory of which nothing counts before it is touched, where the system can do that. Raises OSError, OverflowError."""
+    """Memory that does not count before it is touched, where the system can do that. Raises OSError, OverflowError."""
     if sys.platform != "linux":
         return mmap.mmap(-1, count)
     no_reserve = 0x4000  # MAP_NORESERVE, which the module has from Python 3.13 on
