@@ -32,7 +32,6 @@ def common(ours: Sequence[int], theirs: Sequence[int], limit: int) -> int:
 class Session:
     """One sequence. `tokens` are those committed, in order, dropped ones included; `dropped` counts the latter.
 
-    `newly_dropped` counts those that the latest `feed`, or the steps since it, let go.
     An interrupt may come anywhere. One that comes while tokens, cache and slots change leaves the session marked as
     unknown: `align` and `reset` then begin anew, and everything else raises InternalError.
     """
@@ -43,7 +42,6 @@ class Session:
         self.pools = pools or Pools(runtime.layout, extents=runtime.capabilities.extents)
         self.cache = self.pools.open()
         self.tokens: list[int] = []
-        self.newly_dropped = 0
         self._known = True
 
     @property
@@ -123,7 +121,6 @@ class Session:
         Raises PromptTooLongError before any work when the `error` policy cannot take them all.
         """
         self._check_known()
-        self.newly_dropped = 0
         self.cache.check(len(tokens))
         logits = None
         done = 0
@@ -165,6 +162,6 @@ class Session:
     def commit(self, chunk: Sequence[int]) -> None:
         """Keep the tokens of the latest segment, which a forward has run."""
         self._known = False
-        self.newly_dropped += self.cache.commit(len(chunk))
+        self.cache.commit(len(chunk))
         self.tokens.extend(chunk)
         self._known = True

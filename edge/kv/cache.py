@@ -138,10 +138,9 @@ class Cache:
         """The step that was prepared."""
         return StepPlan(self.length, count, tuple(ring.plan(self.length, count) for ring in self.rings))
 
-    def commit(self, count: int) -> int:
-        """Keep the first `count` rows of a plan. Returns how many tokens were dropped for them."""
+    def commit(self, count: int) -> None:
+        """Keep the first `count` rows of a plan."""
         self.length += count
-        return min(count, self.dropped)
 
     def rollback(self, length: int) -> bool:
         """Forget everything from position `length` on. False, and no change, if a cold prefill is needed instead."""

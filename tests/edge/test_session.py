@@ -58,17 +58,6 @@ def test_a_fork_knows_how_far_its_sinks_are_turned(opened: OpenScripted, monkeyp
     assert turned == [64, 0, 128, 128]
 
 
-def test_newly_dropped_counts_over_the_chunks_of_one_feed(opened: OpenScripted) -> None:
-    session = Session(runtime(opened(context=16, chunk=4, policy="sliding")))
-    found = []
-    for count in (10, 10, 1, 7):
-        session.feed(range(count))
-        found.append((session.newly_dropped, session.dropped))
-    assert found == [(0, 0), (4, 4), (1, 5), (7, 12)]
-    session.step([1, 2])
-    assert session.newly_dropped == 9
-
-
 def _memory(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the model's next token follow from all that its latest query saw, so that a wrong slot is a wrong answer."""
     backend = runtime(pipeline)
@@ -132,7 +121,7 @@ def test_n29_a_session_left_unknown_says_so_until_it_is_aligned(
     session.feed(range(20))
     commit = session.cache.commit
 
-    def interrupt(count: int) -> int:
+    def interrupt(count: int) -> None:
         commit(count)
         raise KeyboardInterrupt
 
