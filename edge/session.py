@@ -20,7 +20,7 @@ _AT_ONCE = 256  # tokens that are compared
 
 
 def common(ours: Sequence[int], theirs: Sequence[int], limit: int) -> int:
-    """How many first tokens two sequences have in common, at most `limit`. As fast for lists as they are long."""
+    """How many first tokens two sequences have in common, at most `limit`; compared in slices, which is faster."""
     limit = min(limit, len(ours), len(theirs))
     for start in range(0, limit, _AT_ONCE):
         end = min(start + _AT_ONCE, limit)
