@@ -23,6 +23,18 @@ def peak_memory() -> int | None:
     return None
 
 
+def available_memory(root: Path = Path("/")) -> int | None:
+    """The bytes that this process could still take without the system having to swap or to end it; None: unknown."""
+    found = []
+    for line in read_text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append(int(line.split()[1]) * 1024)
+    limit = memory_limit(root)
+    if limit is not None:
+        found.append(limit)
+    return min(found, default=None)
+
+
 def memory_limit(root: Path = Path("/")) -> int | None:
     """The bytes that the container or service of this process may use; None where nothing says so.
 

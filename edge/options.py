@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from edge.errors import OptionError
 from edge.kv import KvDtype, Policy
 
+_AUTO = ("context", "auto")
 _LARGEST_BIAS = 100.0  # OpenAI's range: enough to force a token or to ban it
 _INFINITY = float("inf")
 
@@ -21,7 +22,8 @@ class RuntimeOptions:
 
     runtime   a name from `edge.runtime.RUNTIMES`, or "auto": the fastest that works here
     device    "auto", or one that the backend offers here, such as "cpu"; a missing one is an error, never a fallback
-    context   tokens that the KV ring holds; None: what the model was trained for, at most 4096
+    context   tokens that keys and values have room for; None: what the model was trained for, at most 4096; "auto": as
+              many of those as free memory holds
     policy    "error" refuses what does not fit; "sliding" lets the oldest tokens go, and reports it
     sinks     first tokens that `sliding` never lets go; None: four. Models lean on their first tokens: with 0 they fail
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
@@ -34,7 +36,7 @@ class RuntimeOptions:
 
     runtime: str = "auto"
     device: str = "auto"
-    context: int | None = None
+    context: int | Literal["auto"] | None = None
     policy: Policy = "error"
     sinks: int | None = None
     threads: int | None = None
@@ -60,7 +62,7 @@ class RuntimeOptions:
         )
         for name, low, high in ranges:
             value = getattr(self, name)
-            if value is None and name in ("context", "sinks", "threads", "sequences"):
+            if (value is None and name in ("context", "sinks", "threads", "sequences")) or (name, value) == _AUTO:
                 continue
             _check_whole(name, value)
             if not low <= value <= high:

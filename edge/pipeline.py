@@ -6,7 +6,6 @@ them, in any order.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -20,9 +19,8 @@ from edge.chat import read_templates
 from edge.engine import Engine, Readers
 from edge.errors import BundleError, OptionError, found_in
 from edge.generation import Stream, TokenRun
-from edge.kv import plan_layout, row_bytes
+from edge.kv import plan_layout
 from edge.lifecycle import close_at_exit
-from edge.memory import memory_limit
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.paths import expanded
 from edge.reasoning import find_tags, is_opened
@@ -30,13 +28,12 @@ from edge.results import Request, Result
 from edge.runtime import Runtime, open_runtime
 from edge.saving import Saved
 from edge.sections import Splitter
+from edge.sizing import check_memory, context_of, sequences_of
 from edge.stream import TextStream
 from edge.template.work import CancelledError
 from edge.tokenizer import open_tokenizer
 
-DEFAULT_CONTEXT = 4096
 DEFAULT_SINKS = 4
-DEFAULT_SEQUENCES = 4
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -49,11 +46,7 @@ class Pipeline:
         options = RuntimeOptions() if options is None else options
         if not isinstance(options, RuntimeOptions):
             raise OptionError(f"the options are of the type {type(options).__name__}; they must be RuntimeOptions")
-        context = options.context or min(bundle.spec.context, DEFAULT_CONTEXT)
-        if context > bundle.spec.context:
-            raise OptionError(
-                f"a context of {context} was asked for and the model was trained for {bundle.spec.context}"
-            )
+        context = context_of(bundle, options)
         sinks = options.sinks
         if sinks is None:
             sinks = 0 if options.policy == "error" else min(DEFAULT_SINKS, context - 1)
@@ -62,10 +55,10 @@ class Pipeline:
             context,
             chunk=options.chunk,
             sinks=sinks,
-            sequences=options.sequences or _sequences(bundle, context, options),
+            sequences=sequences_of(bundle, context, options),
             policy=options.policy,
         )
-        _check_memory(bundle, 0, context)
+        check_memory(bundle, 0, context)
         self.bundle = bundle
         self.options = options
         self.tokenizer = open_tokenizer(bundle)
@@ -76,7 +69,7 @@ class Pipeline:
         self.call_formats = find_formats(source, self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
-            _check_memory(bundle, self.runtime.kv_bytes, context)  # reserved only: it is taken while a context fills
+            check_memory(bundle, self.runtime.kv_bytes, context)  # reserved only: it is taken while a context fills
             self._readers = Readers(Engine(self.runtime))
         except OptionError:
             self.runtime.close()
@@ -247,43 +240,6 @@ def _offers_tools(prompt: Messages | str, options: GenerateOptions) -> bool:
     messages = () if isinstance(prompt, str) else prompt
     by_variable = any(name.endswith("tools") and value for name, value in options.chat_template_kwargs.items())
     return by_variable or any(message.get("tools") or message.get("functions") for message in messages)
-
-
-def _sequences(bundle: Bundle, context: int, options: RuntimeOptions) -> int:
-    """For how many contexts there is room by default: within half of what a container leaves beside the weights.
-
-    Windows counts memory when it is reserved, other systems when it is touched.
-    """
-    if sys.platform == "win32":
-        return 1
-    limit = memory_limit()
-    if limit is None:
-        return DEFAULT_SEQUENCES
-    layout = plan_layout(bundle.spec, context, chunk=options.chunk, policy=options.policy)
-    most = sum(
-        layout.rings[group].slots * row_bytes(bundle.spec.kv_groups[group], "float32")
-        for group in bundle.spec.layer_groups
-    )
-    left = limit - bundle.weights.path.stat().st_size
-    return max(1, min(DEFAULT_SEQUENCES, left // 2 // most))
-
-
-def _check_memory(bundle: Bundle, kv: int, context: int) -> None:
-    """Raise OptionError where a container's memory cannot hold the weights and `kv` bytes of keys and values.
-
-    The system would end the process, at once or in the middle of a long conversation.
-    """
-    limit, weights = memory_limit(), bundle.weights.path.stat().st_size
-    if limit is None or weights + kv <= limit:
-        return
-    needed, advice = f"take {weights / 1e6:.0f} MB", "raise its limit or take a smaller model"
-    if weights <= limit:
-        needed += f", keys and values for a context of {context} {kv / 1e6:.0f} MB,"
-        advice = "choose a smaller context, or fewer sequences, or raise the limit"
-    raise OptionError(
-        f"the weights of {bundle.manifest.name} {needed} and this container may use {limit / 1e6:.0f} MB of memory; "
-        f"{advice}"
-    )
 
 
 def load(name_or_path: str | Path, options: RuntimeOptions | None = None) -> Pipeline:

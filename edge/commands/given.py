@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from edge import texts
 from edge.commands import terminal
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from edge.pipeline import Tools
 
 _PATIENCE_S = 2.0  # how long stdin may stay open before a line says what is waited for
+
+
+def context(text: str | None) -> int | Literal["auto"] | None:
+    """A number, or auto. Raises OptionError for anything else."""
+    if text is None or text == "auto":
+        return None if text is None else "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"--context is {text!r}; it must be a number, or auto") from None
 
 
 def read_prompt(prompt: str | None, *, raw: bool) -> str:

@@ -20,9 +20,9 @@ from edge.commands.wrapping import columns, fill
 from edge.errors import BundleError, DeviceError, UnsupportedError, found_in
 from edge.kv import KvDtype, plan_layout, row_bytes
 from edge.options import RuntimeOptions, Sampling
-from edge.pipeline import DEFAULT_CONTEXT
 from edge.quality import QualityReport
 from edge.runtime import kept_kv
+from edge.sizing import DEFAULT_CONTEXT
 from edge.tokenizer import read_json
 
 

@@ -103,7 +103,14 @@ class Run:
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the answer; repeatable.")] = (
         None
     )
-    context: Annotated[int | None, typer.Option(metavar="N", help="Tokens that the KV cache holds.")] = None
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Tokens that the KV cache holds; auto: what free memory holds. [default: the model's, at most 4096]",
+            autocompletion=among(["auto"]),
+        ),
+    ] = None
     policy: Annotated[
         str | None,
         typer.Option(
@@ -192,7 +199,7 @@ class Run:
         return RuntimeOptions(
             runtime=self.runtime,
             device=self.device,
-            context=self.context,
+            context=given.context(self.context),
             policy=cast(Policy, self.policy or "error"),
             sinks=self.sinks,
             threads=self.threads,

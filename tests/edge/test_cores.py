@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.cores import apple_cores, linux_cores, physical_cores, share_out, startable_threads, windows_cores
-from edge.memory import memory_limit
+from edge.memory import available_memory, memory_limit
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -133,6 +133,14 @@ def test_n8_a_memory_limit_of_cgroup_v1(tmp_path: Path) -> None:
     group = {"proc/self/cgroup": "4:memory:/docker/1", "sys/fs/cgroup/memory/memory.limit_in_bytes": "500000000"}
     write(tmp_path, group)
     assert memory_limit(tmp_path) == 500_000_000
+
+
+def test_available_memory_is_what_system_and_group_leave(tmp_path: Path) -> None:
+    assert available_memory(tmp_path) is None
+    write(tmp_path, {"proc/self/cgroup": "0::/a", "proc/meminfo": "MemTotal: 999 kB\nMemAvailable:     700 kB\n"})
+    assert available_memory(tmp_path) == 700 * 1024
+    write(tmp_path, {"sys/fs/cgroup/a/memory.max": "5000"})
+    assert available_memory(tmp_path) == 5000
 
 
 def test_n8_work_is_shared_among_the_threads_that_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge import pipeline as pipeline_module
+from edge import sizing
 from edge.bundle import Manifest
 from edge.errors import BundleError, OptionError, PromptTooLongError
 from edge.options import GenerateOptions, RuntimeOptions, Sampling
@@ -286,7 +286,7 @@ def test_n8_weights_beyond_a_containers_memory_are_refused_with_both_numbers(
     opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = opened().bundle.weights.path.stat().st_size
-    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: size - 1)
+    monkeypatch.setattr(sizing, "memory_limit", lambda: size - 1)
     with pytest.raises(OptionError, match=r"take 0 MB and this container may use 0 MB of memory"):
         opened()
 
@@ -295,11 +295,30 @@ def test_n8_keys_and_values_count_as_well(opened: OpenScripted, monkeypatch: pyt
     with opened(sequences=1) as fitting:
         needed = fitting.bundle.weights.path.stat().st_size + fitting.runtime.kv_bytes
         assert fitting.runtime.kv_bytes > 0
-    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed)
+    monkeypatch.setattr(sizing, "memory_limit", lambda: needed)
     opened(sequences=1).close()
-    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed - 1)
+    monkeypatch.setattr(sizing, "memory_limit", lambda: needed - 1)
     with pytest.raises(OptionError, match=r"keys and values for a context of \d+ \d+ MB, .* choose a smaller context"):
         opened(sequences=1)
-    monkeypatch.setattr(pipeline_module, "memory_limit", lambda: needed)
+    monkeypatch.setattr(sizing, "memory_limit", lambda: needed)
     whole = Pipeline(fitting.bundle, RuntimeOptions(runtime="scripted"))
     assert whole.runtime.layout.sequences == 1  # of the four that there would be room for otherwise
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context"), [(10**6, 8192), (8192, 8192), (8191, 8192 - 256), (5000, 4864), (256, 256), (255, None)]
+)
+def test_an_automatic_context_is_as_long_as_free_memory_holds(
+    tokens: int, context: int | None, opened: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token takes 16 bytes here; four fifths of what is free may be taken."""
+    bundle = opened(bundle_context=8192).bundle
+    free = (bundle.weights.path.stat().st_size + 16 * tokens) / 0.8
+    monkeypatch.setattr(sizing, "available_memory", lambda: int(free) + 1)
+    options = RuntimeOptions(runtime="scripted", context="auto")
+    if context is None:
+        with pytest.raises(OptionError, match=r"for a context of 256 0 MB, and 0 MB of memory are free"):
+            Pipeline(bundle, options)
+        return
+    with Pipeline(bundle, options) as pipeline:
+        assert pipeline.runtime.layout.context == context

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from edge import pipeline as pipelines
+from edge import sizing
 from edge.bundle import open_bundle
 from edge.engine.answer import AHEAD
 from edge.errors import BundleError, BusyError, ClosedError, NotFoundError, NumericsError, OptionError
@@ -111,7 +111,7 @@ def test_a_pipeline_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, mo
         Pipeline(bundle, RuntimeOptions(runtime="scripted", sinks=2))
     assert closed == []
     with monkeypatch.context() as small:
-        small.setattr(pipelines, "memory_limit", lambda: bundle.weights.path.stat().st_size + 100)
+        small.setattr(sizing, "memory_limit", lambda: bundle.weights.path.stat().st_size + 100)
         with pytest.raises(OptionError, match="keys and values for a context of 128"):
             Pipeline(bundle, RuntimeOptions(runtime="scripted"))
     assert len(closed) == 1
