@@ -120,7 +120,7 @@ def test_inspect_reports_keys_and_values_as_the_runtime_keeps_them(
     assert (kv["runtime"], sum(kv["dtypes"].values())) == (name, 2)
     bundle = edge.open_bundle(exported)
     chunk = 256
-    with edge.Pipeline(bundle, edge.RuntimeOptions(runtime=name, context=4096, chunk=chunk)) as pipeline:
+    with edge.Pipeline(bundle, edge.RuntimeOptions(runtime=name, context=4096, chunk=chunk, sequences=1)) as pipeline:
         reserved = pipeline.runtime.kv_bytes
     # A backend may add scratch rows for a chunk, and whole lines; another dtype would be half or twice as much.
     assert kv["bytes"] <= reserved <= 1.2 * kv["bytes"]
