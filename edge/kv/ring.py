@@ -222,10 +222,11 @@ class Ring:
 
     def copy_to(self, other: Ring, length: int) -> Iterator[Move]:
         """Give another, empty ring the rows below position `length` in its own blocks; yields what is to be copied."""
-        for block in self.sinks:
+        for index, block in enumerate(self.sinks):
             other.sinks.append(other._take())
-            yield Move(self.index, block * BLOCK, other.sinks[-1] * BLOCK, BLOCK)
+            count = min(BLOCK, self.layout.sinks - index * BLOCK)
+            yield Move(self.index, block * BLOCK, other.sinks[-1] * BLOCK, count)
         other.table = Table(self.table.first)
-        for block in list(self.table)[: max(0, -(-length // BLOCK) - self.table.first)]:
+        for start, block in zip(range(self.table.first * BLOCK, length, BLOCK), self.table, strict=False):
             other.table.append(other._take())
-            yield Move(self.index, block * BLOCK, other.table.last * BLOCK, BLOCK)
+            yield Move(self.index, block * BLOCK, other.table.last * BLOCK, min(BLOCK, length - start))
