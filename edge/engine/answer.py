@@ -103,7 +103,4 @@ class Answer:
 
     def restore_sampler(self) -> None:
         """Let the sampler stand where `made` says, after an interrupt."""
-        self.sampler = self.sampler.again(len(self.made))
-        self.sampler.prompt(self.request.prompt)
-        for made in self.made:
-            self.sampler.accept(made.event.id)
+        self.sampler.truncate(len(self.made))

@@ -260,9 +260,9 @@ class Engine:
         dropped = session.dropped
         event = TokenEvent(token, now - answer.began, max(0, dropped - answer.reported), logprob)
         took = now - (began if answer.made else answer.prefill_began)
+        answer.sampler.accept(token)  # first: an interrupt behind it is taken back (`Answer.restore_sampler`)
         answer.made.append(Made(event, took))
         answer.reported = max(dropped, answer.reported)
-        answer.sampler.accept(token)
         if session.cache.room(1) == 0 or len(answer.made) == options.max_tokens:
             answer.finish("length")
         elif not options.ignore_eos and is_loop(answer.tokens):
