@@ -14,8 +14,8 @@ description has `format`, `bundle` (the SHA-256 of the manifest), `runtime`, `co
 `firsts` (each ring's first block), and `note`, which is the caller's. An answer's draws follow from its seed and begin
 anew with it, so no sampler is kept.
 
-Written beside its place and renamed: a crash leaves the old file. The runtime and dtype that wrote it have the very same
-rows again; elsewhere they are rounded as that backend keeps them (`Saved.exact` says so).
+Written beside its place and renamed: a crash leaves the old file. The runtime and dtype that wrote it have the very
+same rows again; elsewhere they are rounded as that backend keeps them (`Saved.exact` says so).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A sequence that was loaded. `exact`: its rows are those that were written, unrounded. `note` is the one that it has."""
+    """A sequence that was loaded. `exact`: its rows are those that were written, unrounded. `note` is the caller's."""
 
     session: Session
     exact: bool

@@ -85,7 +85,7 @@ class FromBundle:
     def __call__(self, length: int) -> Iterator[Model]:
         runtime = open_runtime(self.bundle, plan_layout(self.spec, length, chunk=CHUNK), self.options)
         try:
-            yield RuntimeModel(Session(runtime, "error"))
+            yield RuntimeModel(Session(runtime))
         finally:
             runtime.close()
 
