@@ -124,7 +124,7 @@ def _pieces(
             array = tensors[name][1]
             assert array is not None
             if array.size:
-                yield memoryview(np.ascontiguousarray(array)).cast("B")
+                yield np.ascontiguousarray(array).data.cast("B")
 
 
 def bundle_sum(bundle: Bundle) -> str:
@@ -186,7 +186,7 @@ def _check_origin(path: Path, described: dict[str, Any], bundle: Bundle, runtime
     layout = runtime.layout
     if described["bundle"] != bundle_sum(bundle):
         raise OptionError(f"{path}: is a session of another bundle than {bundle.path}; open it with its own")
-    here = {
+    here: dict[str, Any] = {
         "policy": layout.policy,
         "sinks": [ring.sinks for ring in layout.rings],
         "windows": [ring.window if ring.bounded else None for ring in layout.rings],
@@ -216,7 +216,7 @@ class _File:
         total = self._infos.get("sum")
         if total is None or total.stop - total.start != 32 or total.stop != len(self._bytes):
             raise FormatError(f"{path}: holds no session")
-        if hashlib.sha256(self._bytes[: total.start]).digest() != self._bytes[total.start :].tobytes():
+        if hashlib.sha256(self._bytes.data[: total.start]).digest() != self._bytes[total.start :].tobytes():
             raise FormatError(f"{path}: its SHA-256 is not that of its bytes; it was changed or damaged")
         try:
             self.description = texts.parse_json(self.read("session").tobytes())
