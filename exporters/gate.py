@@ -23,6 +23,7 @@ from edge.errors import GateError, OptionError
 from edge.measured import Closeness, Measured, Measurement
 from edge.quality import QualityReport
 from exporters import quality
+from exporters.payload_writer import storage_error
 from exporters.report.texts import DOMAINS
 
 Mode = Literal["quick", "full"]
@@ -147,5 +148,10 @@ def check(conditions: Sequence[Condition], report: QualityReport, target: Path, 
         elif not _RELATIONS[item.relation](value, item.limit):
             failed.append(f"{item} asked for, {value:.4g} reached")
     if failed:
-        path = quality.write(report, target.with_suffix(".quality.json"), name)
+        path = target.with_suffix(".quality.json")
+        try:
+            quality.write(report, path, name)
+        except OSError as error:
+            needed = sum(map(len, quality.contents(report, path, name).values()))
+            raise storage_error(error, path, needed) from error
         raise GateError(f"the gate failed: {'; '.join(failed)}; nothing was published, and the report is {path}")

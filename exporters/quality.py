@@ -10,7 +10,7 @@ from pathlib import Path
 from edge.bundle import Bundle
 from edge.quality import ParityReport, QualityReport, SchemeUse
 from exporters.architectures import Model
-from exporters.payload_writer import Plan, storage_error
+from exporters.payload_writer import Plan
 from exporters.report import page
 
 _ZEROS = "all zeros in the source: the checkpoint may be damaged"
@@ -49,18 +49,17 @@ def build(
     return QualityReport(uses, (*notes, *_parity_notes(compared, limit)), compared)
 
 
-def write(report: QualityReport, path: Path, name: str) -> Path:
-    """Write a report on the model `name` as JSON, and a full one beside it as a page. Raises StorageError."""
+def write(report: QualityReport, path: Path, name: str) -> None:
+    """Write a report on the model `name` as JSON, and a full one beside it as a page. Raises OSError."""
+    for file, content in contents(report, path, name).items():
+        file.write_text(content, encoding="utf-8", newline="\n")
+
+
+def contents(report: QualityReport, path: Path, name: str) -> dict[Path, str]:
+    """The files that `write` writes."""
     text = json.dumps(report.to_json(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-    contents = {path: text}
-    if report.measured is not None:
-        contents[path.with_suffix(".html")] = page.render(report, name)
-    for file, content in contents.items():
-        try:
-            file.write_text(content, encoding="utf-8", newline="\n")
-        except OSError as error:
-            raise storage_error(error, file, len(content)) from error
-    return path
+    pages = {} if report.measured is None else {path.with_suffix(".html"): page.render(report, name)}
+    return {path: text, **pages}
 
 
 def _parity_notes(compared: ParityReport | None, limit: float | None) -> list[str]:

@@ -78,7 +78,8 @@ class Evaluate:
             raise NotFoundError(f"no folder {str(folder)!r}; make it first")
         with terminal.progress() as progress:
             found = evaluation.report(self._own(bundle), self.text or [], self.against, progress)
-        path = quality.write(found, folder / "quality.json", bundle.manifest.name)
+        path = folder / "quality.json"
+        quality.write(found, path, bundle.manifest.name)
         assert found.measured is not None
         self._tell(bundle, found.measured)
         terminal.note(f"{path} and {path.with_suffix('.html').name}: written")
