@@ -84,7 +84,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("the weights were read")
 
-    monkeypatch.setattr("exporters.export.write_weights", never)
+    monkeypatch.setattr("exporters.export._write_weights", never)
 
 
 @pytest.mark.parametrize(
