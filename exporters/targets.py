@@ -72,8 +72,12 @@ class Target(Protocol):
 TARGETS: dict[str, str] = {
     "onnx": "exporters.emit.onnx_target",
     "coreml": "exporters.emit.coreml.coreml_target",
+    "coreml-ane": "exporters.emit.coreml.ane_target",
 }
-EXPLICIT = ("coreml",)  # made only where they are asked for: they take time, and a device that most exports are not for
+EXPLICIT = (
+    "coreml",
+    "coreml-ane",
+)  # made only where they are asked for: they take time, and a device that most exports are not for
 NONE = "none"
 
 

@@ -18,7 +18,7 @@ OURS = {"edge", "exporters", "runtimes", "apps"}
 DEVICE = {"numpy", "tokenizers", "jinja2"}
 COMMAND_LINE = DEVICE | {"typer", "rich", "prompt_toolkit", "cryptography"}
 # The places that open another package, always lazily.
-DOORS = {"edge/runtime.py", "edge/exporting.py"}
+DOORS = {"edge/runtime.py", "edge/exporting.py", "edge/artefacts.py"}
 HEAVY = (
     "cryptography",
     "torch",

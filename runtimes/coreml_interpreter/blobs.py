@@ -56,7 +56,19 @@ class Blobs:
 
     def read(self, offset: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """The numbers of a blob: float16 or float32 as they lie there, codes as int16."""
-        start = self.check(offset, dtype, shape)
+        return self._numbers(self.check(offset, dtype, shape), dtype, shape)
+
+    def rows(self, offset: int, dtype: str, shape: tuple[int, ...], bounds: tuple[int, int]) -> npt.NDArray[Any]:
+        """Some rows of a blob whose shape is seen as [rows, columns], all axes but the last one put together."""
+        start, bits = self.check(offset, dtype, shape), 4 if dtype in _NIBBLES else 8 * np.dtype(dtype).itemsize
+        columns = shape[1:] if len(shape) < 3 else shape[-1:]
+        first = bounds[0] * math.prod(columns) * bits
+        inner = (bounds[1] - bounds[0], *columns)
+        if first % 8 == 0:
+            return self._numbers(start + first // 8, dtype, inner)
+        return self._numbers(start, dtype, (bounds[1], *columns))[bounds[0] :]  # from within a byte on
+
+    def _numbers(self, start: int, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         count = math.prod(shape)
         if dtype not in _NIBBLES:
             found = np.frombuffer(self._map, np.dtype(dtype).newbyteorder("<"), count, start).reshape(shape)

@@ -79,10 +79,10 @@ class Interpreter:
         if bound in found.constants:
             return self._constant(found.constants[bound])
         value = values[bound]
-        return self._matrix(found, bound) if value is None else value
+        return self.matrix(found, bound) if value is None else value
 
-    def _matrix(self, found: Plan, name: str) -> Array:
-        """A matrix made of codes, the same for all functions that have it."""
+    def matrix(self, found: Plan, name: str) -> Array:
+        """A matrix made of codes, one of the plan's `matrices`; the same for all functions that have it."""
         step = found.matrices[name]
         bound: dict[str, Constant | None] = {
             part: found.constants[item] if isinstance(item, str) else item for part, item in step.inputs.items()

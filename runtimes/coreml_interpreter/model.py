@@ -90,13 +90,13 @@ class Package:
 
     @property
     def names(self) -> list[str]:
-        """Of the functions."""
-        return list(self._programs)
+        """Of the functions, in alphabetical order: in the file they have none."""
+        return sorted(self._programs)
 
     def function(self, name: str) -> Function:
         """Raises BundleError for one that it lacks, or that holds what is not known here."""
         if name not in self._programs:
-            raise BundleError(f"{self.path}: has no function {name}; it has {', '.join(sorted(self._programs))}")
+            raise BundleError(f"{self.path}: has no function {name}; it has {', '.join(self.names)}")
         if name not in self._functions:
             with found_in(BundleError, self._root):
                 data = wire.read("Function", self._programs[name])

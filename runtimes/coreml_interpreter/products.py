@@ -68,8 +68,31 @@ def shift_scale(inputs: Inputs) -> Array:
     return np.asarray(numbers.reshape(data.shape))
 
 
+def _infer_conv(inputs: Inputs) -> Tensor:
+    """Only what a product of channels needs: one number a filter and channel, strides of 1, no groups."""
+    x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
+    plain = (
+        inputs["strides"].ints() == [1, 1] and inputs["dilations"].ints() == [1, 1] and inputs["groups"].ints() == [1]
+    )
+    plain = plain and inputs["pad"].ints() == [0] * 4 and inputs["pad_type"].text() == "valid"
+    if not plain or len(x.shape) != 4 or len(weight.shape) != 4 or weight.shape[2:] != (1, 1):
+        raise FormatError(f"a convolution of {x.type} with {weight.type}, which is more than a product of channels")
+    if x.dtype != weight.dtype or x.dtype not in FLOATS or x.shape[1] != weight.shape[1]:
+        raise FormatError(f"a product of {x.type} with {weight.type}")
+    require(bias.dtype == x.dtype and bias.shape == weight.shape[:1], "a bias that does not fit")
+    return Tensor(x.dtype, (x.shape[0], weight.shape[0], *x.shape[2:]))
+
+
+def _conv(inputs: Inputs) -> Array:
+    x, weight = inputs["x"], inputs["weight"]
+    flat = weight.reshape(weight.shape[:2]) @ x.reshape(*x.shape[:2], -1)
+    return np.asarray(flat.reshape(x.shape[0], -1, *x.shape[2:]) + inputs["bias"][:, None, None])
+
+
+_CONVOLVED = ("x", "weight", "bias", "strides", "pad_type", "pad", "dilations", "groups")
 KINDS: dict[str, Kind] = {
     "linear": Kind(("x", "weight", "bias"), _infer_linear, _linear, optional={"bias": None}),
+    "conv": Kind(_CONVOLVED, _infer_conv, _conv),
     "matmul": Kind(("x", "y", "transpose_x", "transpose_y"), _infer_matmul, _matmul),
     "constexpr_blockwise_shift_scale": Kind(
         ("data", "scale", "offset"), _infer_shift_scale, shift_scale, optional={"offset": None}

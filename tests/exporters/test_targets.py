@@ -37,7 +37,7 @@ def test_names_of_targets() -> None:
     assert targets.parse("onnx") == ("onnx",)
     assert targets.parse("onnx, onnx") == ("onnx",)
     assert targets.parse("none") == ()
-    with pytest.raises(OptionError, match="unknown target 'tflite'; known are onnx, coreml, none"):
+    with pytest.raises(OptionError, match="unknown target 'tflite'; known are onnx, coreml, coreml-ane, none"):
         targets.parse("onnx,tflite")
 
 

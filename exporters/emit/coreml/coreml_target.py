@@ -4,43 +4,56 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from edge import coreml_interface
-from edge.bundle import GraphInfo
+from edge import artefacts, coreml_interface
+from edge.bundle import Bundle, GraphInfo
 from edge.contents import Artefact
-from edge.coreml_interface import LANES, MODEL, PACKAGE, RANGES
+from edge.coreml_interface import GOLDEN, LANES, MODEL, PACKAGE, RANGES, Function
 from edge.errors import OptionError, UnsupportedError
 from edge.graph import Graph
 from edge.ops import Experts, Router
-from exporters.emit.coreml import limits
+from exporters.emit.coreml import golden, limits
 from exporters.emit.coreml import toolkit as coremltools
 from exporters.emit.coreml.experts import SHARE
+from exporters.parity import TOKENS
 from exporters.targets import Asked, Context, Emitted
 
 CONTEXTS = (512, 2048)
 MINIMUM_OS = {"iOS": "18.0", "macOS": "15.0"}
 _OS = re.compile(r"(iOS|macOS) ?([0-9]{1,3})(\.[0-9]{1,3})?")
-_RUNTIMES = ("coreml-interpreter",)
+_EXAMPLE = 24  # tokens of the golden prompt
+_RUNTIMES = ("coreml", "coreml-interpreter")
 
 
 def refuse(graph: Graph, asked: Asked) -> str:
     contexts(asked, graph)
-    return coremltools.missing() or _too_old(asked.minimum_os) or _too_many_experts(graph)
+    from exporters.emit.coreml.program import HANDLERS
+
+    return coremltools.missing() or too_old(asked.minimum_os) or unknown(graph, HANDLERS) or _too_many_experts(graph)
 
 
 def contexts(asked: Asked, graph: Graph) -> tuple[int, ...]:
-    """The contexts that the functions are made for; those beyond the model's own are cut to it. Raises OptionError."""
-    wanted = CONTEXTS if asked.contexts is None else asked.contexts
-    for context in wanted:
+    """The contexts that the functions are made for: those asked for, or the usual ones within the model's own.
+
+    One holds the text of the parity check at least. Raises OptionError.
+    """
+    if asked.contexts is None:
+        longest = -(-graph.spec.context // LANES) * LANES
+        return tuple(sorted({min(context, longest) for context in CONTEXTS}))
+    needed = min(TOKENS, graph.spec.context)
+    for context in asked.contexts:
         if context < LANES or context % LANES:
             raise OptionError(f"a Core ML context of {context}; it must be a multiple of {LANES}")
-    if not wanted:
-        raise OptionError("a Core ML package without a context; name one at least")
-    longest = max(LANES, graph.spec.context // LANES * LANES)
-    return tuple(sorted({min(context, longest) for context in wanted}))
+    if max(asked.contexts, default=0) < needed:
+        raise OptionError(
+            f"a Core ML package needs a context of {needed} at least, for the check against the reference"
+        )
+    return tuple(sorted(set(asked.contexts)))
 
 
-def _too_old(minimum_os: str | None) -> str:
+def too_old(minimum_os: str | None) -> str:
     """Why a package for that system cannot be made; "" where it can. Raises OptionError for what names none."""
     match = None if minimum_os is None else _OS.fullmatch(minimum_os)
     if minimum_os is None:
@@ -54,6 +67,12 @@ def _too_old(minimum_os: str | None) -> str:
         f"4-bit weights with a scale a group, and several functions in a package, need {match[1]} {needed}, and "
         f"{minimum_os} was asked for"
     )
+
+
+def unknown(graph: Graph, handlers: Collection[type[Any]]) -> str:
+    """What a program has no translation of; "" where it knows all ops."""
+    found = next((op for op in graph.ops if type(op.attrs) not in handlers), None)
+    return "" if found is None else f"the Core ML emitter does not know op kind {found.kind!r} ({found.output})"
 
 
 def _too_many_experts(graph: Graph) -> str:
@@ -70,28 +89,37 @@ def _too_many_experts(graph: Graph) -> str:
 
 
 def emit(context: Context) -> Emitted:
-    """Write the package. Raises UnsupportedError where a number on the text is too large for a float16 that must be."""
-    from exporters.emit.coreml.matrices import Matrices
-    from exporters.emit.coreml.package import PackageWriter
-    from exporters.emit.coreml.program import Program
+    """Write the package, and read it back.
 
+    Raises UnsupportedError where a number on the text is too large for what must be float16, and BundleError where what
+    was written is not what should have been.
+    """
     draft, largest = context.draft, context.largest
     if largest is not None and (reason := limits.refuse(draft.graph, largest)):
         raise UnsupportedError(f"target coreml cannot be made of this model: {reason}")
-    tools, spec = coremltools.load(), draft.spec
     functions = coreml_interface.functions(contexts(context.asked, draft.graph))
-    program = Program(tools, draft.graph, Matrices(draft.weights), limits.wide(draft.graph, largest))
-    built = [(function, program.build(function)) for function in functions]
-    PackageWriter(tools, draft.path / PACKAGE, program.blobs).write(built, spec)
+    write_package(draft, functions, limits.wide(draft.graph, largest))
+    line = artefacts.find("coreml").check(draft)
     files = [PACKAGE]
+    if context.parity is not None:
+        golden.write(draft.path / GOLDEN, artefacts.find("coreml").examples(draft, context.parity.ids[:_EXAMPLE]))
+        files.append(GOLDEN)
     if largest is not None:
         text = json.dumps({name: float(f"{value:.6g}") for name, value in largest.items()}, indent=1) + "\n"
         (draft.path / RANGES).write_text(text, encoding="utf-8", newline="\n")
         files.append(RANGES)
     inputs, outputs = (
-        tuple(dict.fromkeys(name for f in functions for name in coreml_interface.sides(spec, f)[side]))
+        tuple(dict.fromkeys(name for f in functions for name in coreml_interface.sides(draft.spec, f)[side]))
         for side in (0, 1)
     )
     graph = GraphInfo(MODEL, "coreml", {}, inputs, outputs)
     artefact = Artefact(tuple(files), _RUNTIMES)
-    return Emitted(artefact, {"coreml": graph}, (limits.told(draft.graph, largest),), MINIMUM_OS)
+    return Emitted(artefact, {"coreml": graph}, (limits.told(draft.graph, largest), line), MINIMUM_OS)
+
+
+def write_package(draft: Bundle, functions: Sequence[Function], wide: Collection[str]) -> None:
+    """Write the package of a bundle's payload; `wide` are the values that float16 cannot hold. Raises OSError."""
+    from exporters.emit.coreml.package import PackageWriter
+    from exporters.emit.coreml.program import Program
+
+    PackageWriter(Program(coremltools.load(), draft, wide), draft.path / PACKAGE).write(functions)

@@ -32,7 +32,7 @@ def route(build: FunctionBuilder, op: Op[Router]) -> None:
     )
     ranks = scores
     if attrs.bias:
-        bias = scope.constant(attrs.bias.name, build.matrices.vector(attrs.bias.name, 0.0))
+        bias = build.linears.vector(attrs.bias.name)
         ranks = scope.op("add", f"{path}/ranks", x=scores, y=bias)
     if attrs.top_groups < attrs.groups:
         each = experts // attrs.groups

@@ -38,9 +38,13 @@ class Linears:
         """A weight, or a run of one, dequantized; its columns are padded to whole groups."""
         found = self._matrices.describe(name, shape, wide=wide)
         if isinstance(found, Blob):
-            return self._scope.constant(name if found.dtype == "float16" else f"{name}/{found.dtype}", found)
-        key = f"{name}/{found.scale.dtype}" if wide else name
+            return self._scope.constant(weight_key(name, wide=found.dtype == "float32"), found)
+        key = weight_key(name, wide=wide)
         return self._scope.shared(f"matrix {key}", lambda: self._dequantized(name, key, found))
+
+    def vector(self, name: str, offset: float = 0.0) -> Any:
+        """A vector plus a number, float32."""
+        return self._scope.constant(weight_key(name, wide=False), self._matrices.vector(name, offset))
 
     def emit(self, op: Op[Linear]) -> None:
         """x · weightᵀ + bias, a product for each run of the weight."""
@@ -60,7 +64,7 @@ class Linears:
                 part = scope.cast(part, "float32", f"{op.output}/float32")
                 result = part if result is None else scope.op("add", f"{op.output}/sum", x=result, y=part)
         if op.attrs.bias:
-            bias = scope.constant(op.attrs.bias.name, self._matrices.vector(op.attrs.bias.name, 0.0))
+            bias = self.vector(op.attrs.bias.name)
             result = scope.op("add", op.output, x=scope.cast(result, "float32", f"{op.output}/float32"), y=bias)
         scope.set(op.output, result)
 
@@ -91,6 +95,11 @@ def softcap(scope: Scope, x: Any, cap: float, path: str) -> Any:
     number = np.dtype(scope.dtype(x)).type(cap)
     bent = scope.op("tanh", f"{path}/tanh", x=scope.op("real_div", f"{path}/scaled", x=x, y=number))
     return scope.op("mul", path, x=bent, y=number)
+
+
+def weight_key(name: str, *, wide: bool) -> str:
+    """What the constant of a weight is called in the package: readers find it by that."""
+    return f"weight/{name}/float32" if wide else f"weight/{name}"
 
 
 def numbers(values: np.ndarray[Any, Any]) -> Blob:

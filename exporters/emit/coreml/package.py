@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.coreml_interface import Function, Value, sides
-from edge.decoder import DecoderSpec
+from edge.coreml_interface import Function, Value
 from exporters.emit.coreml.blobs import Blob, BlobWriter
+from exporters.emit.coreml.program import Program
 from exporters.emit.coreml.toolkit import Toolkit
 
 SPECIFICATION = 9  # iOS 18, macOS 15
@@ -24,15 +24,16 @@ _ARRAYS = {"float16": 65552, "float32": 65568, "int32": 131104}  # FeatureTypes.
 
 
 class PackageWriter:
-    """Writes the functions of one program into a folder, a constant when it is first met. A context manager."""
+    """Writes functions of one program into a folder, each constant when it is first met."""
 
-    def __init__(self, toolkit: Toolkit, folder: Path, blobs: Mapping[str, Blob]) -> None:
-        self._toolkit = toolkit
+    def __init__(self, program: Program, folder: Path) -> None:
+        self._toolkit = program.toolkit
+        self._program = program
         self._folder = folder
-        self._blobs = blobs
 
-    def write(self, listed: Sequence[tuple[Function, Any]], spec: DecoderSpec) -> None:
-        """The first function is the default one. Raises OSError."""
+    def write(self, functions: Sequence[Function]) -> None:
+        """Build and write them; the first is the default one. Raises OSError."""
+        listed = [(function, self._program.build(function)) for function in functions]
         inner = self._folder / "Data" / _AUTHOR
         (inner / "weights").mkdir(parents=True)
         model = self._toolkit.proto.Model_pb2.Model(specificationVersion=SPECIFICATION)
@@ -43,10 +44,10 @@ class PackageWriter:
             program.add_function(function.name, built)
         program.default_function_name = listed[0][0].name
         with open(inner / _BLOBS, "wb") as file, BlobWriter(file) as writer:
-            translator = _translator(self._toolkit, program, writer, self._blobs)
+            translator = _translator(self._toolkit, program, writer, self._program.blobs)
             for function, built in listed:
                 model.mlProgram.functions[function.name].CopyFrom(translator.convert_function(built, OPSET))
-                inputs, outputs = sides(spec, function)
+                inputs, outputs = self._program.sides(self._program.bundle.spec, function)
                 described = model.description.functions.add(name=function.name)
                 _describe(described.input, inputs)
                 _describe(described.output, outputs)

@@ -14,8 +14,8 @@ import numpy as np
 
 from edge import coreml_interface
 from edge import graph as graphs
+from edge.bundle import Bundle
 from edge.coreml_interface import Function
-from edge.graph import Graph
 from edge.ops import (
     Add,
     Attention,
@@ -40,33 +40,39 @@ from exporters.emit.coreml.toolkit import Toolkit
 
 
 class Program:
-    """Builds functions over one set of constants. `wide` names the values that must not be float16."""
+    """Builds functions of a bundle's graph over one set of constants. `wide` names what must not be float16."""
 
-    def __init__(self, toolkit: Toolkit, graph: Graph, matrices: Matrices, wide: Collection[str]) -> None:
+    sides = staticmethod(coreml_interface.sides)
+
+    def __init__(self, toolkit: Toolkit, bundle: Bundle, wide: Collection[str]) -> None:
         self.toolkit = toolkit
-        self.graph = graph
-        self.matrices = matrices
+        self.bundle = bundle
+        self.matrices = Matrices(bundle.weights)
         self.wide = frozenset(wide)
         self.blobs: dict[str, Blob] = {}
 
     def build(self, function: Function) -> Any:
         """One function of MIL."""
-        scope = Scope(self.toolkit, coreml_interface.sides(self.graph.spec, function), self.blobs, self.wide)
+        scope = Scope(self.toolkit, self.sides(self.bundle.spec, function), self.blobs, self.wide)
         with scope.function:
-            return FunctionBuilder(self, function, scope).build()
+            return self.translate(function, scope)
+
+    def translate(self, function: Function, scope: Scope) -> Any:
+        """All ops of the graph, in a scope that is open."""
+        return FunctionBuilder(self, function, scope).build()
 
 
 class FunctionBuilder:
     """Translates the Graph's ops into one function."""
 
     def __init__(self, program: Program, function: Function, scope: Scope) -> None:
-        self.spec = program.graph.spec
+        self.spec = program.bundle.spec
         self.matrices = program.matrices
         self.function = function
         self.scope = scope
         self.linears = Linears(scope, program.matrices)
         self.kept: dict[str, list[Any]] = {}  # output of new rows → those of each layer of its group
-        self._graph = program.graph
+        self._graph = program.bundle.graph
 
     def build(self) -> Any:
         for op in self._graph.ops:
@@ -100,7 +106,7 @@ class FunctionBuilder:
         mean = scope.op("reduce_mean", f"{path}/mean", x=squares, axes=[-1], keep_dims=True)
         factor = scope.op("rsqrt", f"{path}/factor", x=mean, epsilon=np.float32(attrs.eps))
         normed = scope.op("mul", f"{path}/normed", x=x, y=factor)
-        weight = scope.constant(attrs.weight.name, self.matrices.vector(attrs.weight.name, attrs.offset))
+        weight = self.linears.vector(attrs.weight.name, attrs.offset)
         result = scope.op("mul", path, x=normed, y=weight)
         if attrs.vectors > 1:
             result = scope.reshape(result, f"{path}/flat", (x.shape[0], attrs.vectors * attrs.dim))

@@ -44,7 +44,7 @@ def recipe(folder: Path, scheme: str, head: str = "int8-g32-sym") -> Path:
 
 
 def export(source: Path, out: Path, **options: Any) -> Bundle:
-    return edge.export(source, out, targets=("coreml",), **{"contexts": (64,), **options})
+    return edge.export(source, out, targets=("coreml",), **{"contexts": (128,), **options})
 
 
 def reference(bundle: Bundle) -> np.ndarray[Any, Any]:
@@ -192,27 +192,42 @@ def test_m2_an_older_system_is_refused_before_any_work(llama_folder: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("contexts", "words"), [((500,), "500; it must be a multiple of 32"), ((0,), "of 0"), ((), "without")]
+    ("contexts", "words"),
+    [
+        ((500,), "500; it must be a multiple of 32"),
+        ((0,), "of 0"),
+        ((), "needs a context of 128 at least"),
+        ((64, 96), "needs a context of 128 at least"),
+    ],
 )
 def test_contexts_that_are_none(contexts: tuple[int, ...], words: str, llama_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=words):
         export(llama_folder, tmp_path / "x.dsedge", contexts=contexts)
-    with pytest.raises(OptionError, match="contexts and minimum_os are for the targets coreml"):
-        edge.export(llama_folder, tmp_path / "x.dsedge", targets=("onnx",), contexts=(64,))
+    with pytest.raises(OptionError, match="contexts and minimum_os are for the targets coreml, coreml-ane"):
+        edge.export(llama_folder, tmp_path / "x.dsedge", targets=("onnx",), contexts=(128,))
 
 
-def test_contexts_are_cut_to_the_models_own() -> None:
+def test_the_usual_contexts_are_cut_to_the_models_own_and_others_are_not() -> None:
     from exporters.emit.coreml.coreml_target import contexts
 
     graph = build(replace(small_spec(), context=100))
-    assert contexts(Asked((64, 512, 2048)), graph) == (64, 96)
-    assert contexts(Asked(), graph) == (96,)
+    assert contexts(Asked((512, 64, 512)), graph) == (64, 512)
+    assert contexts(Asked(), graph) == (128,)
 
 
 def test_mixtures_with_few_chosen_experts_are_refused_by_name() -> None:
     spec = small_spec(layers=(LayerSpec(gqa(head_dim=8), Moe(9, 2, 8)),))
     with pytest.raises(UnsupportedError, match=r"/layers.0/mlp/experts chooses 2 of 9 experts"):
         targets.choose(build(spec), ("coreml",))
+
+
+def test_an_op_without_a_translation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edge.ops import Rope
+    from exporters.emit.coreml import program
+
+    monkeypatch.delitem(program.HANDLERS, Rope)
+    with pytest.raises(UnsupportedError, match=r"does not know op kind 'rope' \(/layers.0/attn/q_rope\)"):
+        targets.choose(build(small_spec()), ("coreml",))
 
 
 def test_without_coremltools_or_with_another_version_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

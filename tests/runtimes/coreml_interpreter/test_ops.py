@@ -27,13 +27,13 @@ INDICES = np.array([2, 0, 2, 1], np.int32)
 ONES = {"begin_mask": [False, False], "end_mask": [False, False]}
 # What is computed of which inputs: (op, {input: array}, constant parameters).
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    *((kind, {"x": X, "y": Y}, {}) for kind in ("add", "sub", "mul", "real_div", "greater", "less")),
+    *((kind, {"x": X, "y": Y}, {}) for kind in ("add", "sub", "mul", "real_div", "maximum", "greater", "less")),
     ("mul", {"x": X, "y": floats(8)}, {}),  # spread over rows
     ("equal", {"x": np.round(X), "y": np.round(Y)}, {}),
-    *((kind, {"x": X}, {}) for kind in ("tanh", "sigmoid", "identity")),
+    *((kind, {"x": X}, {}) for kind in ("tanh", "sigmoid", "identity", "abs")),
     ("gelu", {"x": X}, {"mode": "TANH_APPROXIMATION"}),
     ("rsqrt", {"x": np.abs(X)}, {"epsilon": np.float32(0.5)}),
-    *((kind, {"x": STACK}, {"axes": [-1], "keep_dims": True}) for kind in ("reduce_mean", "reduce_sum")),
+    *((kind, {"x": STACK}, {"axes": [-1], "keep_dims": True}) for kind in ("reduce_mean", "reduce_sum", "reduce_max")),
     ("reduce_sum", {"x": STACK}, {"axes": [0], "keep_dims": False}),
     ("softmax", {"x": STACK}, {"axis": -1}),
     ("softmax", {"x": STACK}, {"axis": 1}),
@@ -112,6 +112,15 @@ def test_an_op_computes_what_coremltools_infers(case: int, tmp_path: Path) -> No
     assert np.abs(found - expected.astype(np.float32)).max() < 1e-5
 
 
+def test_a_convolution_with_one_number_a_channel_is_a_product(tmp_path: Path) -> None:
+    """coremltools infers no value of it."""
+    x, weight, bias = floats(1, 8, 1, 5), floats(6, 8, 1, 1), floats(6)
+    parameters = {"weight": weight, "bias": bias, "strides": [1, 1], "pad_type": "valid", "pad": [0] * 4}
+    found = computed(tmp_path, "conv", {"x": x}, {**parameters, "dilations": [1, 1], "groups": 1})
+    expected = np.einsum("oi,is->os", weight[:, :, 0, 0], x[0, :, 0]) + bias[:, None]
+    assert np.abs(found[0, :, 0] - expected).max() < 1e-5
+
+
 def test_silu_is_x_times_its_sigmoid(tmp_path: Path) -> None:
     """coremltools infers no value of it."""
     x = np.array([[-90.0, -1.0, 0.0, 2.0, 90.0]], np.float32)
@@ -155,7 +164,7 @@ def test_codes_become_numbers_as_coremltools_has_it(dtype: str, offset: str | No
 
 
 def test_every_kind_has_a_case() -> None:
-    tried = {kind for kind, _, _ in CASES} | {"silu", "constexpr_blockwise_shift_scale"}
+    tried = {kind for kind, _, _ in CASES} | {"silu", "conv", "constexpr_blockwise_shift_scale"}
     assert tried == set(KINDS)
 
 
