@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import engines, fidelity, overhead, synthetic, tables
+import edge
+from benchmarks import engines, fidelity, overhead, synthetic, tables, together
 from benchmarks.engines import Sample, Worker, WorkerError
 from exporters.architectures import describe
 from exporters.checkpoint.open import open_checkpoint
 from runtimes import scripted
 
-COMMANDS = ("speed", "overhead", "startup", "fidelity", "export")
+COMMANDS = ("speed", "overhead", "together", "startup", "fidelity", "export")
 FAKE = """
 import sys
 from benchmarks.workers.loop import serve
@@ -42,6 +43,21 @@ serve(f"fake {name}", measure, load_s=0.5, kv_bytes=960)
 
 def fake(name: str, log: Path, times: str) -> Worker:
     return Worker(name, [sys.executable, "-c", FAKE, name, str(log), times])
+
+
+def test_conversations_together_are_compared_with_the_fewest() -> None:
+    rates = [together.Rates(10.0, 100.0), together.Rates(12.0, 90.0)]
+    assert together.best(rates) == together.Rates(12.0, 100.0)
+    rows = together.rows_of({4: together.Rates(30.0, 90.0), 1: together.best(rates)})
+    assert rows == (("1", "12", "1.00", "100", "1.00"), ("4", "30", "2.50", "90", "0.90"))
+
+
+def test_every_conversation_is_computed_to_its_end(tmp_path: Path) -> None:
+    bundle = scripted.write_bundle(tmp_path / "x.dsedge", ["y" * 99])
+    with edge.Pipeline(bundle, edge.RuntimeOptions(runtime="scripted", context=1024)) as pipeline:
+        prompts = [[i, 5, 6] for i in range(3)]
+        assert together._seconds(pipeline, prompts, 7) > 0
+        assert sorted(len(session.tokens) for session in pipeline._readers.engine.residents._idle) == [3 + 6] * 3
 
 
 @pytest.mark.parametrize("command", COMMANDS)
