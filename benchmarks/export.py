@@ -1,4 +1,4 @@
-"""How long an export takes, and the most memory that it needs.
+"""How long an export without calibration takes, and the most memory that it needs.
 
     python -m benchmarks.export                                 the default model, from its GGUF file
     python -m benchmarks.export --layers 7 --layers 28          Qwen2.5-7B's shape, with so many of its layers

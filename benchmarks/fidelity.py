@@ -66,17 +66,17 @@ def main() -> int:
     compared: dict[str, tuple[int, Model]] = {}
     for name, bundle in bundles.items():
         for graph in ("exact", "decoder"):
-            model = _bundle_model(bundle, "onnx", exact=graph == "exact")
+            model = bundle_model(bundle, "onnx", exact=graph == "exact")
             compared[f"{name}, ONNX, {graph} graph"] = (_size(bundle, graph), model)
         if support("native").devices:
             size = _size(bundle, None)
-            compared[f"{name}, native engine"] = (size, _bundle_model(bundle, "native", exact=False))
-            int8 = _bundle_model(bundle, "native", exact=False, kv_dtype="int8")
+            compared[f"{name}, native engine"] = (size, bundle_model(bundle, "native", exact=False))
+            int8 = bundle_model(bundle, "native", exact=False, kv_dtype="int8")
             compared[f"{name}, native engine, int8 cache"] = (size, int8)
     checkpoint = open_checkpoint(options.source or models.default_source())
     with tempfile.TemporaryDirectory() as scratch, contextlib.closing(checkpoint):
         compared.update(_peers(options, parts, Path(scratch)))
-        distances, own = measure(_source_model(checkpoint), compared, parts)
+        distances, own = measure(source_model(checkpoint), compared, parts)
     title = f"Against the source's float32 weights, {len(parts)} × {LENGTH} tokens (source perplexity {own:.2f})"
     rows = tuple(_row(name, compared[name][0], found) for name, found in distances.items())
     found = [tables.Table(title, _HEAD, rows), own_weights(bundles, compared, parts)]
@@ -92,7 +92,7 @@ def own_weights(
     for name, bundle in bundles.items():
         mine = {row: model for row, model in compared.items() if row.startswith(f"{name}, native")}
         if mine:
-            distances, _ = measure(_reference(bundle.graph, bundle.weights.read), mine, parts)
+            distances, _ = measure(reference_model(bundle.graph, bundle.weights.read), mine, parts)
             rows += [_row(row, mine[row][0], found) for row, found in distances.items()]
     title = f"The native engine against its bundle's own weights in float32, {len(parts)} × {LENGTH} tokens"
     return tables.Table(title, _HEAD, tuple(rows), ("The bars are a mean KL of 0.004 and 96% of the same top-1.",))
@@ -113,13 +113,13 @@ def measure(
     return distances, own.perplexity
 
 
-def _source_model(checkpoint: Checkpoint) -> Model:
+def source_model(checkpoint: Checkpoint) -> Model:
     """The float32 weights of a checkpoint, in the reference interpreter."""
     model = describe(checkpoint)
-    return _reference(graphs.build(model.spec), parity.source_reader(model.weights))
+    return reference_model(graphs.build(model.spec), parity.source_reader(model.weights))
 
 
-def _reference(graph: graphs.Graph, read: Reader) -> Model:
+def reference_model(graph: graphs.Graph, read: Reader) -> Model:
     # Some ropes depend on the context that is planned; the bundles are run with that of a chunk.
     reference = Reference(graph, read, context=LENGTH)
 
@@ -130,7 +130,7 @@ def _reference(graph: graphs.Graph, read: Reader) -> Model:
     return run
 
 
-def _bundle_model(bundle: Bundle, runtime: str, *, exact: bool, kv_dtype: KvDtype = "auto") -> Model:
+def bundle_model(bundle: Bundle, runtime: str, *, exact: bool, kv_dtype: KvDtype = "auto") -> Model:
     return lambda ids: parity.run_graph(bundle, ids, exact=exact, chunk=256, runtime=runtime, kv_dtype=kv_dtype)
 
 

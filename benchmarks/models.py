@@ -35,7 +35,7 @@ def default_bundle(recipe: str) -> Path:
     path = FOLDER / f"{recipe}.dsedge"
     if not _current(path):
         _tell(f"export {path}", 0.0)
-        edge.export(default_source(), path, recipe=recipe)
+        edge.export(default_source(), path, recipe=recipe, effort="none")
     return path
 
 
@@ -49,7 +49,7 @@ def large_bundle() -> Path:
         with tempfile.TemporaryDirectory(dir=FOLDER) as source:
             _tell(f"make {path}", 0.0)
             synthetic.write(Path(source), synthetic.QWEN_7B["num_hidden_layers"])
-            edge.export(source, path, recipe=EQUAL_BITS)
+            edge.export(source, path, recipe=EQUAL_BITS, effort="none")
     return path
 
 

@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from edge.progress import Progress
 
 
+QUICK = "none"  # the effort where somebody waits for an answer: rounding, without calibration
+
+
 class ExportOptions(TypedDict, total=False):
     """What an export may be told.
 
     recipe       a shipped recipe's name or a TOML file; by default chosen by size
     name         the model's name in the manifest; by default the folder's
     targets      what to make besides the payload, of exporters.targets.TARGETS; by default whatever can be made here
-    effort       how codes are found where the recipe does not say: "none" rounds each number to the nearest one (the
-                 default), "medium" calibrates: minutes instead of seconds, and far closer to the source; "high" trains
-                 the calibrated codes against the source's answers, with torch: longer still, and closer
+    effort       how codes are found where the recipe does not say: "medium" calibrates (the default), "none" rounds
+                 each number to the nearest one: seconds instead of minutes, and far less close to the source; "high"
+                 trains the calibrated codes against the source's answers, with torch: longer still, and closer
     calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
                  mix of prose, code and dialogue
     gate         conditions such as "kl<=0.12,code.top1>=0.8" (see exporters.gate), without which nothing is published

@@ -12,7 +12,7 @@ from edge.bundle import MANIFEST, read_manifest
 from edge.catalog import Hub, Model, find, load_catalog
 from edge.download import fetch
 from edge.errors import BundleError, NotFoundError
-from edge.exporting import copy_bundle
+from edge.exporting import QUICK, copy_bundle
 from edge.naming import canonical, is_repository, repository_name, split_repository
 from edge.progress import Progress
 from edge.sources import hub
@@ -48,7 +48,7 @@ def pull(name: str, progress: Progress, *, catalog: Path | None = None, note: No
     if model.form == "bundle":
         copy_bundle(found.path, target, progress)
     else:
-        edge.export(found.path, target, recipe=model.variant or None, name=model.name, progress=progress)
+        edge.export(found.path, target, recipe=model.variant or None, name=model.name, effort=QUICK, progress=progress)
     found.accept(model)
     terms = f" ({model.terms})" if model.terms else ""
     note(f"{model.name}: {model.title}, {model.license} license{terms}, now in {target}")

@@ -11,13 +11,13 @@ from typing import Any
 from edge.graph import Graph
 from edge.weights import Weights
 from exporters import distill
-from exporters.calibration import Effort, calibrator, text
+from exporters.calibration import Effort, calibrator, cost, text
 from exporters.payload_writer import Plan, write_weights
 from exporters.work import Work
 
 Report = Callable[[str, float], None]
 Samples = Sequence[Sequence[int]]
-_BEGIN, _STATES = "begin.safetensors", "states.pt"
+_BEGIN, _FINISHED, _STATES = "begin.safetensors", "finished", "states.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,9 @@ class Encoding:
         """The payload without distillation."""
         if not calibrator.needed(self.plans):
             return write_weights(path, self.graph, self.plans, lambda share: report("quantize", share))
-        report("calibrate", 0.0)
         samples = samples[:: -(-len(samples) * len(samples[0]) // text.TOKENS)]
-        with contextlib.closing(calibrator.encode(self.graph, self.plans, samples, work.path)) as encoded:
+        report(f"calibrate: {cost.foretell(self.graph, self.plans, samples)}", 1.0)
+        report("calibrate", 0.0)
+        finished = work.path / _FINISHED if work.stays else None
+        with contextlib.closing(calibrator.encode(self.graph, self.plans, samples, work.path, finished)) as encoded:
             return write_weights(path, self.graph, self.plans, lambda share: report("calibrate", share), encoded)

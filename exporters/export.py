@@ -160,7 +160,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
     model = describe(checkpoint)
     graph = graphs.build(model.spec)
     named, asked = options.get("effort"), options.get("recipe")
-    effort = calibration.find(calibration.NO_EFFORT if named is None else named)
+    effort = calibration.find(calibration.DEFAULT_EFFORT if named is None else named)
     recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked, effort.method)
     chosen = {
         weight.name: Plan(source, recipe.choose(weight, source))

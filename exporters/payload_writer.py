@@ -41,7 +41,7 @@ class Plan:
 
     source: SourceTensor
     choice: Choice
-    statistics: Statistics | None = None
+    statistics: Statistics | tuple[Statistics, ...] | None = None  # several: one for each matrix of a stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,10 @@ def jobs(weight: Weight, choice: Choice) -> Iterator[Job]:
     for run, method in zip(choice.layout.split(weight.name, weight.stored), choice.methods, strict=True):
         count = run.shape[0]
         step = max(1, _ENCODED_NUMBERS // run.shape[1]) if len(run.shape) == 2 else count
-        for start in range(0, count, step):
-            yield Job(weight, run, method, start, min(start + step, count))
+        member = weight.shape[1] if len(weight.shape) == 3 else count
+        for first in range(0, count, member):
+            for start in range(first, first + member, step):
+                yield Job(weight, run, method, start, min(start + step, first + member))
 
 
 class _Source:
@@ -213,13 +215,15 @@ def encode_rows(job: Job, plan: Plan) -> EncodedRows:
         dtype = np.float16 if job.run.scheme == "float16" else np.float32
         parts: Parts = {"": np.asarray(source.read(), dtype)}
     else:
-        parts = find(job.method).quantize(source, scheme, _of_run(plan, job.run))
+        parts = find(job.method).quantize(source, scheme, _of_job(plan, job))
     return EncodedRows(job, parts, source.zero)
 
 
-def _of_run(plan: Plan, run: Run) -> Statistics | None:
-    """The statistics of those columns that a run holds."""
-    found = plan.statistics
+def _of_job(plan: Plan, job: Job) -> Statistics | None:
+    """The statistics of a job's matrix of a stack, or of those columns that its run holds."""
+    found, run = plan.statistics, job.run
+    if isinstance(found, tuple):
+        return found[job.start // job.weight.shape[1]]
     if found is None or plan.choice.layout.axis == "rows":
         return found
     columns = slice(run.start, run.stop)

@@ -25,7 +25,7 @@ def main(source: str, out: str, recipe: str | None = None) -> None:
             stages[current] = stages.get(current, 0.0) + now - since
             current, since = stage, now
 
-    edge.export(source, out, recipe=recipe, progress=progress)
+    edge.export(source, out, recipe=recipe, effort="none", progress=progress)
     progress("end", 1.0)
     total = time.perf_counter() - start
     print(json.dumps({"seconds": total, "stages": stages, "peak_bytes": peak_memory()}))

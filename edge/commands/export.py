@@ -66,8 +66,8 @@ class Export:
         str | None,
         typer.Option(
             metavar="none|medium|high",
-            help="none rounds to nearest; medium calibrates: minutes, and far closer to the source; high trains from "
-            "there, with torch: up to hours, and closer still. [default: none]",
+            help="none rounds to nearest: seconds; medium calibrates: minutes, and far closer to the source; high "
+            "trains from there, with torch: up to hours, and closer still. [default: medium]",
         ),
     ] = None
     calibration: Annotated[

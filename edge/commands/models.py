@@ -18,7 +18,7 @@ from edge.commands import terminal
 from edge.commands.complete import catalog_names, store_names
 from edge.commands.quality import note_quality
 from edge.errors import NotFoundError, OptionError
-from edge.exporting import copy_bundle
+from edge.exporting import QUICK, copy_bundle
 from edge.paths import expanded
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")]
@@ -118,7 +118,7 @@ class Import:
             if (path / MANIFEST).is_file():
                 copy_bundle(path, target, progress)
             else:
-                edge.export(path, target, name=name, progress=progress)
+                edge.export(path, target, name=name, effort=QUICK, progress=progress)
         note_quality(open_bundle(target).manifest.quality)
         terminal.note(f"{name}: now in {target}")
         return 0

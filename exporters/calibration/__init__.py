@@ -33,7 +33,7 @@ class Effort:
 
 
 EFFORTS = {"none": Effort(DEFAULT), "medium": Effort("gptq"), "high": Effort("gptq", distills=True, tokens=131_072)}
-NO_EFFORT = "none"
+DEFAULT_EFFORT = "medium"
 Progress = Callable[[float], None]
 Samples = Callable[[Progress], Calibration]
 

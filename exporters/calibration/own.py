@@ -74,11 +74,11 @@ def write(
 
 def check(model: Model) -> None:
     """Raise OptionError for a model that is too large: its weights are read again for each token."""
-    needed, found = 4 * graphs.build(model.spec).parameters, cost.memory()
-    if found is not None and needed > found / 2:
+    needed, found = 4 * graphs.build(model.spec).parameters, cost.available()
+    if found is not None and needed > found:
         raise OptionError(
-            f"to write its own text the model takes {needed / 1e9:.1f} GB of memory in float32, and at most half of "
-            f"the {found / 1e9:.1f} GB here may be taken; give --calibration a text, or leave it out"
+            f"to write its own text the model takes {needed / 1e9:.1f} GB of memory in float32, and "
+            f"{found / 1e9:.1f} GB are available; give --calibration a text, or leave it out"
         )
 
 
@@ -100,7 +100,7 @@ class _Writer:
     def __init__(self, tokenizer: Tokenizer, words: npt.NDArray[np.int64], vocab: int, seed: tuple[int, int]) -> None:
         rng = np.random.default_rng(seed)
         options = replace(_OPTIONS, seed=int(rng.integers(1 << 53)))
-        self._sampler = Sampler(options, vocab, padded=tokenizer.padded(vocab))
+        self._sampler = Sampler(options, vocab, padded=tokenizer.padded(vocab), core="numpy")
         self._prefix, self._eos = tokenizer.with_bos([]), tokenizer.eos
         self._words, self._rng = words, rng
         self.ids: list[int] = []

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from edge.graph import TOKENS, Graph
-from edge.ops import Linear, Op, Select
+from edge.ops import Op, Select, Weight
+from exporters.calibration.inner import stages
 from exporters.reference import EVALUATORS
 from exporters.reference.state import Array, Positions, Step, Visibility, WeightCache
 
@@ -18,7 +19,8 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Ops that run together, up to the input of the linears `group`, which the next segment begins with.
+    """Ops that run together, up to the input of `group`, which the next segment begins with: sibling linears, or one op
+    that has matrices inside.
 
     needs  values that were made by earlier segments and are used here, the input of `group` among them
     drops  those of them that nothing uses afterwards
@@ -26,16 +28,22 @@ class Segment:
     """
 
     ops: tuple[Op[Any], ...]
-    group: tuple[Op[Linear], ...]
+    group: tuple[Op[Any], ...]
     needs: tuple[str, ...]
     drops: tuple[str, ...]
     keeps: tuple[str, ...]
 
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        """The matrices of the group, those of a linear without its bias."""
+        return tuple(weight for op in self.group for weight in op.weights if weight.is_matrix)
+
 
 def cut(graph: Graph) -> list[Segment]:
     """The segments of a graph, up to the input of the last linears: what comes after needs no statistics."""
-    starts = {group[0].output: group for group in graph.siblings}
-    pieces: list[tuple[list[Op[Any]], tuple[Op[Linear], ...]]] = []
+    starts: dict[str, tuple[Op[Any], ...]] = {group[0].output: group for group in graph.siblings}
+    starts |= {op.output: (op,) for op in graph.ops if stages(op)}
+    pieces: list[tuple[list[Op[Any]], tuple[Op[Any], ...]]] = []
     ops: list[Op[Any]] = []
     for op in graph.ops:
         if op.output in starts:

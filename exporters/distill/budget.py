@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from edge import payload
-from edge.cgroups import read_text
 from edge.errors import OptionError
 from edge.graph import Graph
-from edge.memory import memory_limit
 from edge.ops import Linear, Weight
+from exporters.calibration import cost
 from exporters.distill import learns
 from exporters.payload_writer import Plan
 
@@ -69,22 +66,9 @@ def _learns(plan: Plan) -> bool:
     return any(learns(scheme, method) for scheme, method in zip(schemes, plan.choice.methods, strict=True))
 
 
-def available() -> int | None:
-    """Bytes that this process can get: what is free on Linux, all that there is elsewhere; None where none is told."""
-    free = [
-        int(line.split()[1]) * 1024
-        for line in read_text(Path("/proc/meminfo")).splitlines()
-        if line.startswith("MemAvailable:")
-    ]
-    if not free and hasattr(os, "sysconf"):  # absent on Windows
-        free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    limit = memory_limit()
-    return min(free if limit is None else [*free, limit], default=None)
-
-
 def check(wanted: int) -> None:
     """Raise OptionError unless so many bytes can be had."""
-    found = available()
+    found = cost.available()
     if found is not None and wanted > found:
         raise OptionError(
             f"effort high takes about {wanted / 1e9:.1f} GB of memory for this model, and {found / 1e9:.1f} GB are "

@@ -7,6 +7,9 @@ Chee et al., arXiv:2307.13304). Then codes and scales are improved in turns by c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -17,32 +20,49 @@ from exporters.quant.method import Array, Parts, Rows, Statistic, Statistics
 NEEDS: tuple[Statistic, ...] = ("moment",)
 DAMPING = 0.01  # of the mean of H's diagonal, added to it
 ROUNDS = 2  # of coordinate descent
+EXACT = 8192  # columns up to which H is factored in float64
+_FACTORED = 512  # columns of H that are factored at a time
 _BLOCK = 64  # columns between two updates by a product of whole matrices
 
 
 def quantize(weight: Rows, scheme: Scheme, statistics: Statistics | None) -> Parts:
     """Codes of these rows under the moment of their input."""
     assert statistics is not None
-    assert statistics.moment is not None
-    return encode(scheme, weight.read(), damped(statistics.moment))
+    moment = statistics.moment
+    assert moment is not None
+    rows = weight.read()
+    return encode(scheme, rows, statistics.memo.get(__name__, lambda: Objective.of(moment)))
 
 
-def damped(moment: Array) -> Array:
-    """H with something added to its diagonal, so that it is well conditioned, a column that is always zero included."""
-    diagonal = float(np.mean(np.diagonal(moment), dtype=np.float64))
-    found = moment.copy()
-    found[np.diag_indices_from(found)] += np.float32(DAMPING * diagonal) if diagonal > 0 else np.float32(1)
-    return found
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an error costs, and what is worked out of that once for all rows.
+
+    moment   [columns, columns]  H, well conditioned
+    order    [columns]           the order in which columns are rounded: the most important first
+    upper    [columns, columns]  the unit upper triangle U of H = U D Uᵀ, in that order
+    """
+
+    moment: Array
+    order: npt.NDArray[np.intp]
+    upper: Array
+
+    @classmethod
+    def of(cls, moment: Array) -> Objective:
+        """Something is added to the diagonal, so that a column that is always zero is no exception."""
+        mean = float(np.mean(np.diagonal(moment), dtype=np.float64))
+        damped = moment.copy()
+        damped[np.diag_indices_from(damped)] += np.float32(DAMPING * mean) if mean > 0 else np.float32(1)
+        order = np.argsort(-np.diagonal(damped), kind="stable")
+        return cls(damped, order, _feedback(damped, order))
 
 
-def encode(scheme: Scheme, weight: Array, moment: Array) -> Parts:
-    """The parts of rows [rows, columns] under a well-conditioned moment [columns, columns]."""
-    columns = weight.shape[1]
+def encode(scheme: Scheme, weight: Array, objective: Objective) -> Parts:
+    """The parts of rows [rows, columns]."""
+    columns, order, moment = weight.shape[1], objective.order, objective.moment
     w = np.ascontiguousarray(weight.T)
-    importance = np.ascontiguousarray(np.diagonal(moment))
-    grid = search(scheme, w, importance)
-    order = np.argsort(-importance, kind="stable")
-    codes = _round(grid, w[order], moment[np.ix_(order, order)], order // scheme.group)
+    grid = search(scheme, w, np.ascontiguousarray(np.diagonal(moment)))
+    codes = _round(grid, w[order], objective.upper, order // scheme.group)
     back = np.empty_like(codes)
     back[order] = codes
     for _ in range(ROUNDS):
@@ -51,15 +71,29 @@ def encode(scheme: Scheme, weight: Array, moment: Array) -> Parts:
     return grid.parts(back, columns)
 
 
-def _feedback(moment: Array) -> Array:
-    """The unit upper triangle U of H = U D Uᵀ."""
-    flipped = np.linalg.cholesky(moment[::-1, ::-1].astype(np.float64))[::-1, ::-1]
-    return np.asarray(flipped / np.diagonal(flipped), np.float32)
+def _feedback(moment: Array, order: npt.NDArray[np.intp]) -> Array:
+    """The unit upper triangle. Wide moments are factored in float32: a copy of one in float64 is gigabytes."""
+    flipped = moment[np.ix_(order[::-1], order[::-1])]
+    lower = _cholesky(flipped.astype(np.float64) if len(moment) <= EXACT else flipped)
+    lower /= np.diagonal(lower).copy()
+    return np.asarray(lower, np.float32)[::-1, ::-1]
 
 
-def _round(grid: Grid, w: Array, moment: Array, groups: npt.NDArray[np.intp]) -> Array:
+def _cholesky(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The lower triangle L of L Lᵀ, in the place of the matrix: numpy's own takes three times its memory."""
+    for start in range(0, len(matrix), _FACTORED):
+        stop = min(start + _FACTORED, len(matrix))
+        corner = np.linalg.cholesky(matrix[start:stop, start:stop])
+        matrix[start:stop, start:stop], matrix[start:stop, stop:] = corner, 0
+        matrix[stop:, start:stop] = matrix[stop:, start:stop] @ np.linalg.inv(corner).T
+        for row in range(stop, len(matrix), _FACTORED):
+            end = min(row + _FACTORED, len(matrix))
+            matrix[row:end, stop:end] -= matrix[row:end, start:stop] @ matrix[stop:end, start:stop].T
+    return matrix
+
+
+def _round(grid: Grid, w: Array, upper: Array, groups: npt.NDArray[np.intp]) -> Array:
     """Codes of w [columns, rows], each column rounded after the feedback of those before it."""
-    upper = _feedback(moment)
     codes, errors = np.empty_like(w), np.empty_like(w)
     for start in range(0, len(w), _BLOCK):
         stop = min(start + _BLOCK, len(w))

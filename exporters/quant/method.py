@@ -8,8 +8,10 @@ at a time.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,26 @@ from edge.payload import Scheme
 Array = npt.NDArray[np.float32]
 Parts = dict[str, npt.NDArray[Any]]
 Statistic = Literal["mean_square", "moment"]
+Result = TypeVar("Result")
+
+
+class Memo:
+    """What a method has worked out of statistics, for all rows and matrices that share them; made anew each time where
+    it is not worth its memory."""
+
+    def __init__(self, *, keep: bool = True) -> None:
+        self._keep = keep
+        self._found: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def get(self, name: str, make: Callable[[], Result]) -> Result:
+        """What `make` gave when the name first came up; other threads wait for it."""
+        if not self._keep:
+            return make()
+        with self._lock:
+            if name not in self._found:
+                self._found[name] = make()
+            return cast(Result, self._found[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +55,7 @@ class Statistics:
     tokens: int
     mean_square: Array | None = None
     moment: Array | None = None
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
 
 class Rows(Protocol):
@@ -72,9 +95,10 @@ def find(name: str) -> Method:
     return cast(Method, importlib.import_module(METHODS[name]))
 
 
-def check_statistics(name: str, weight: str, statistics: Statistics | None) -> None:
-    """Raise OptionError unless everything that the method needs was collected for the weight."""
-    lacking = [need for need in find(name).NEEDS if statistics is None or getattr(statistics, need) is None]
+def check_statistics(name: str, weight: str, statistics: Statistics | tuple[Statistics, ...] | None) -> None:
+    """Raise OptionError unless everything that the method needs was collected for the weight, or all of its stack."""
+    found = statistics if isinstance(statistics, tuple) else (statistics,)
+    lacking = [need for need in find(name).NEEDS if any(getattr(item, need, None) is None for item in found)]
     if lacking:
         raise OptionError(
             f"method {name} needs calibration statistics of {weight} ({', '.join(lacking)}), and none were collected; "

@@ -21,7 +21,7 @@ def test_a_source_with_longrope_runs_with_its_long_factors(tmp_path: Path) -> No
         expected = tiny.load_reference(folder)(torch.tensor([ids])).logits[0].numpy()
     checkpoint = open_checkpoint(folder)
     try:
-        found = fidelity._source_model(checkpoint)(ids)
+        found = fidelity.source_model(checkpoint)(ids)
     finally:
         checkpoint.close()
     assert np.abs(found - expected).max() < 1e-4 * expected.std()
@@ -30,7 +30,7 @@ def test_a_source_with_longrope_runs_with_its_long_factors(tmp_path: Path) -> No
 def test_the_native_engine_is_also_set_against_the_weights_that_it_runs(tmp_path: Path) -> None:
     """Other numbers in the source do not count there, and other graphs have no row."""
     bundle = edge.export(tiny.tiny_llama(tmp_path / "source"), tmp_path / "tiny.dsedge")
-    exact = fidelity._reference(bundle.graph, bundle.weights.read)
+    exact = fidelity.reference_model(bundle.graph, bundle.weights.read)
     models: dict[str, tuple[int, fidelity.Model]] = {
         "tiny, native engine": (2_000_000, exact),
         "tiny, native engine, int8 cache": (2_000_000, lambda ids: exact(ids)[:, ::-1]),

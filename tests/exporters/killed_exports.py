@@ -39,7 +39,7 @@ def export_and_die(source: Path, target: Path, last: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
-    export(source, target, name="new")
+    export(source, target, name="new", effort="none")
 
 
 def main() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,14 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edge
 from edge import graph as graphs
 from edge import payload
 from edge.chat import check_templates
-from edge.errors import NotFoundError, OptionError
-from edge.ops import Linear
+from edge.errors import CheckpointError, NotFoundError, OptionError
+from edge.ops import Experts, LatentAttention, Linear
 from edge.tokenizer import Tokenizer
 from exporters.architectures import Model, describe
-from exporters.calibration import calibrator, spill, text
+from exporters.calibration import calibrator, parallel, spill, text
 from exporters.calibration.walk import cut
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.open import open_checkpoint
@@ -31,7 +34,10 @@ from exporters.payload_writer import EncodedRows, Plan
 from exporters.quant import gptq, method, recipe
 from exporters.quant.method import Statistics
 from exporters.reference import Reference
-from tests.exporters.tiny import tiny_gemma3, tiny_qwen2, write_gguf
+from tests.exporters.architectures.editing import edit_weights
+from tests.exporters.tiny import tiny_deepseek_v2, tiny_gemma3, tiny_llama, tiny_olmoe, tiny_qwen2, write_gguf
+
+ROOT = Path(edge.__file__).parents[1]
 
 WORDS = [f"word{index}" for index in range(4000)]
 
@@ -130,49 +136,109 @@ def assemble(graph: graphs.Graph, encoded: Iterator[EncodedRows]) -> dict[str, A
     return made
 
 
-@pytest.mark.parametrize("make", [tiny_qwen2, tiny_gemma3])
-def test_statistics_are_of_the_inputs_that_the_finished_bundle_makes(
-    make: Any, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Layer by layer on its own output: the reference, run with the finished weights, sees the very same moments."""
-    told: list[tuple[Any, Statistics]] = []
+Told = list[tuple[Any, Statistics]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the method "spy", which is gptq, was given: rows and their statistics."""
+    found: Told = []
     module: Any = ModuleType("spy")
     module.NEEDS = gptq.NEEDS
 
     def quantize(weight: Any, scheme: payload.Scheme, statistics: Statistics | None) -> Any:
         assert statistics is not None
-        told.append((weight.read(), statistics))
+        found.append((weight.read(), statistics))
         return gptq.quantize(weight, scheme, statistics)
 
     module.quantize = quantize
     monkeypatch.setitem(sys.modules, "spy", module)
     monkeypatch.setitem(method.METHODS, "spy", "spy")
+    return found
+
+
+def observed(graph: graphs.Graph, made: dict[str, Any], ids: list[list[int]]) -> dict[str, list[list[Any]]]:
+    """The inputs of each op of the finished model: by its output, a list for each sample."""
+    found: dict[str, list[list[Any]]] = {}
+    reference = Reference(graph, lambda name, start, stop: made[name][start:stop], context=len(ids[0]))
+    for sample in ids:
+        values: dict[str, Any] = {graphs.TOKENS: None}
+
+        def observe(op: Any, result: Any, values: dict[str, Any] = values) -> None:
+            found.setdefault(op.output, []).append([values[name] for name in op.inputs])
+            values[op.output] = result
+
+        reference.reset()
+        reference.run(sample, observe=observe)
+    return found
+
+
+def given(told: Told, rows: Any) -> Any:
+    """The moment that came with these rows."""
+    return next(item.moment for known, item in told if known.shape == rows.shape and np.array_equal(known, rows))
+
+
+@pytest.mark.parametrize("make", [tiny_qwen2, tiny_gemma3])
+def test_statistics_are_of_the_inputs_that_the_finished_bundle_makes(
+    make: Any, opened: Opener, tmp_path: Path, told: Told
+) -> None:
+    """Layer by layer on its own output: the reference, run with the finished weights, sees the very same moments."""
     model, graph, plans = planned(opened(make(tmp_path / "model")), "spy")
     ids = samples(3, 24, model.spec.vocab_size)
     made = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path))
-    inputs: dict[str, Any] = {}
-    reference = Reference(graph, lambda name, start, stop: made[name][start:stop], context=24)
-    values: dict[str, Any] = {}
-
-    def observe(op: Any, result: Any) -> None:
-        values[op.output] = result
-        if isinstance(op.attrs, Linear):
-            inputs.setdefault(op.attrs.weight.name, []).append(values[op.inputs[0]])
-
-    for sample in ids:
-        reference.reset()
-        reference.run(sample, observe=observe)
+    inputs = observed(graph, made, ids)
     checked = 0
-    for name, seen in inputs.items():
-        x = np.concatenate(seen).astype(np.float64)
-        w = model.weights[name].read()
-        found = next(item for rows, item in told if rows.shape == w.shape and np.array_equal(rows, w))
-        assert found.tokens == 72 or name == "embed"
-        assert found.moment is not None
-        if name != "embed":  # a tied head is judged by the float model's inputs
-            np.testing.assert_allclose(found.moment, x.T @ x / 72, rtol=2e-3, atol=2e-3 * np.abs(found.moment).max())
+    for op in graph.ops:
+        if isinstance(op.attrs, Linear) and op.attrs.weight.name != "embed":  # a tied head: the float model's inputs
+            x = np.concatenate([values[0] for values in inputs[op.output]]).astype(np.float64)
+            found = given(told, model.weights[op.attrs.weight.name].read())
+            np.testing.assert_allclose(found, x.T @ x / 72, rtol=2e-3, atol=2e-3 * np.abs(found).max())
             checked += 1
     assert checked == 7 * len(model.spec.layers) + (not model.spec.tied_head)
+
+
+def test_an_expert_is_calibrated_on_the_tokens_that_it_sees_and_by_how_much_they_count(
+    opened: Opener, tmp_path: Path, told: Told
+) -> None:
+    model, graph, plans = planned(opened(tiny_olmoe(tmp_path / "model")), "spy")
+    ids = samples(3, 24, model.spec.vocab_size)
+    made = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path))
+    inputs = observed(graph, made, ids)
+    checked = 0
+    for op in graph.ops:
+        if not isinstance(op.attrs, Experts):
+            continue
+        x, routing = (np.concatenate(parts) for parts in zip(*inputs[op.output], strict=True))
+        gate, up, down = (model.weights[w.name].read().reshape(w.shape) for w in op.weights)
+        new_gate, new_up = (made[w.name].reshape(w.shape) for w in op.weights[:2])
+        for expert in range(len(gate)):
+            seen = x * routing[:, expert, None]
+            y = x @ new_gate[expert].T
+            inner = y / (1 + np.exp(-y)) * (x @ new_up[expert].T) * routing[:, expert, None]
+            for rows, values in ((gate[expert], seen), (up[expert], seen), (down[expert], inner)):
+                expected = values.T @ values / 72
+                np.testing.assert_allclose(given(told, rows), expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
+                checked += 1
+    assert checked == 3 * model.spec.layers[0].mlp.experts * len(model.spec.layers)
+
+
+def test_inner_matrices_of_latent_attention_are_calibrated_on_queries_and_latents(
+    opened: Opener, tmp_path: Path, told: Told
+) -> None:
+    model, graph, plans = planned(opened(tiny_deepseek_v2(tmp_path / "model")), "spy")
+    ids = samples(3, 24, model.spec.vocab_size)
+    made = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path))
+    inputs = observed(graph, made, ids)
+    ops = [op for op in graph.ops if isinstance(op.attrs, LatentAttention)]
+    assert len(ops) == len(model.spec.layers)
+    for op in ops:
+        queries, _, latents, _ = (np.concatenate(parts) for parts in zip(*inputs[op.output], strict=True))
+        queries = queries.reshape(72, op.attrs.heads, -1)
+        for head in range(op.attrs.heads):
+            for weight, x in ((op.attrs.key_up, queries[:, head]), (op.attrs.value_up, latents)):
+                rows = model.weights[weight.name].read().reshape(weight.shape)[head]
+                expected = x.T @ x / 72
+                np.testing.assert_allclose(given(told, rows), expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
 
 
 def test_every_op_up_to_the_head_runs_once(llama_folder: Path, opened: Opener) -> None:
@@ -198,6 +264,39 @@ def test_q5_memory_does_not_grow_with_the_samples(
     more = (peaks[1] - peaks[0]) / 84
     assert more < 64 * model.spec.hidden_size * 4 / 4  # a quarter of one value of the sample: its place in the tables
     assert not list(tmp_path.glob(".values*"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_calibration_goes_on_from_finished_matrices_to_the_same_numbers(
+    tied: bool, opened: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted after some matrices of the second layer: none of those before is counted or encoded again."""
+    folder = tiny_llama(tmp_path / "model", tie_word_embeddings=tied)
+    model, graph, plans = planned(opened(folder), "gptq")
+    ids = samples(5, 48, model.spec.vocab_size)
+    expected = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path))
+    begun = calibrator.encode(graph, plans, ids, tmp_path, tmp_path / "finished")
+    names = []
+    for rows in begun:
+        names.append(rows.job.weight.name)
+        if names[-1] == "layers.1.attn.o":
+            break
+    begun.close()
+    encoded: list[str] = []
+    plain = calibrator.encode_rows
+
+    def spy(job: Any, plan: Any) -> Any:
+        if job.weight.is_matrix:
+            encoded.append(job.weight.name)
+        return plain(job, plan)
+
+    monkeypatch.setattr(calibrator, "encode_rows", spy)
+    found = assemble(graph, calibrator.encode(graph, plans, ids, tmp_path, tmp_path / "finished"))
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert encoded[0] == "layers.1.attn.o"  # its group was not whole
+    assert not {name for name in names[:-1] if not name.endswith("norm")} & set(encoded)
+    assert not list((tmp_path / "finished").glob("*.partial"))
 
 
 def test_a_bundle_is_the_same_with_another_number_of_threads(
@@ -257,6 +356,41 @@ def test_an_interrupted_calibration_leaves_nothing(llama_folder: Path, own_text:
     assert threading.active_count() == before
 
 
+def test_an_interrupted_calibration_goes_on_where_it_was_asked_to(
+    llama_folder: Path, own_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    plain = calibrator.encode_rows
+
+    def spy(job: Any, plan: Any) -> Any:
+        counted.append(job.weight.name)
+        return plain(job, plan)
+
+    monkeypatch.setattr(calibrator, "encode_rows", spy)
+
+    def run(name: str, stop: float, *, resume: bool) -> Path:
+        def progress(stage: str, share: float) -> None:
+            if stage == "calibrate" and share > stop:
+                raise KeyboardInterrupt
+
+        out, recipe = tmp_path / f"{name}.dsedge", "int4-g32-sym"
+        export(
+            llama_folder, out, recipe=recipe, targets=(), effort="medium", calibration=own_text, resume=resume,
+            progress=progress,
+        )  # fmt: skip
+        return out / "weights.safetensors"
+
+    expected = run("whole", 2.0, resume=False).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        run("x", 0.8, resume=True)
+    assert (tmp_path / ".x.dsedge.resume").is_dir()
+    assert not (tmp_path / "x.dsedge").exists()
+    counted.clear()
+    assert run("x", 2.0, resume=True).read_bytes() == expected
+    assert not {"embed", "layers.0.mlp.down", "layers.0.attn.q"} & set(counted)
+    assert not (tmp_path / ".x.dsedge.resume").exists()
+
+
 def test_codes_of_the_source_are_carried_whatever_the_effort(
     llama_folder: Path, own_text: Path, tmp_path: Path
 ) -> None:
@@ -273,3 +407,48 @@ def test_codes_of_the_source_are_carried_whatever_the_effort(
 def test_an_unknown_effort_names_the_known_ones(llama_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="unknown effort 'all'; known are none, medium"):
         export(llama_folder, tmp_path / "x.dsedge", effort="all")
+
+
+def test_an_export_calibrates_unless_it_is_told_otherwise(llama_folder: Path, own_text: Path, tmp_path: Path) -> None:
+    """In a process of its own: the tests' default is none. Without an effort, a text to calibrate on is refused."""
+    code = (
+        "import sys, edge; made = edge.export(sys.argv[1], sys.argv[2], targets=(), calibration=sys.argv[3]); "
+        "print(*{rule['method'] for rule in made.manifest.recipe['rule'] if rule['scheme'].startswith('int4')})"
+    )
+    words = [sys.executable, "-c", code, str(llama_folder), str(tmp_path / "x.dsedge"), str(own_text)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.stdout, done.returncode) == ("gptq\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens", "model.layers.1.input_layernorm", "model.layers.1.mlp.down_proj"]
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_are_refused_by_the_name_of_their_tensor(
+    name: str, bad: float, tmp_path: Path, own_text: Path
+) -> None:
+    folder = tiny_llama(tmp_path / "model", tie_word_embeddings=True)
+    edit_weights(folder, lambda tensors: tensors[f"{name}.weight"].view(-1)[7:8].fill_(bad))
+    with pytest.raises(CheckpointError, match=name):
+        export(folder, tmp_path / "x.dsedge", recipe="int4-g32-sym", effort="medium", calibration=own_text)
+    assert not (tmp_path / "x.dsedge").exists()
+
+
+def test_inputs_that_overflow_are_refused_by_the_name_of_the_matrix(tmp_path: Path, own_text: Path) -> None:
+    folder = tiny_llama(tmp_path / "model")
+    edit_weights(folder, lambda tensors: tensors["model.layers.1.post_attention_layernorm.weight"].fill_(3e38))
+    with pytest.raises(CheckpointError, match=r"inputs of layers\.1\.mlp\.gate are not finite"):
+        export(folder, tmp_path / "x.dsedge", recipe="int4-g32-sym", effort="medium", calibration=own_text)
+
+
+def test_a_moment_of_stripes_is_that_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stripes that do not divide the width, and samples of other lengths in the last batch."""
+    monkeypatch.setattr(parallel, "_STRIPE", 48)
+    rng = np.random.default_rng(2)
+    x = [rng.normal(size=(count, 100)).astype(np.float32) for count in (7, 30, 1)]
+    with ThreadPoolExecutor(3) as pool:
+        found = None
+        for part in x:
+            found = parallel.add_moment(pool, found, part)
+    whole = np.concatenate(x).astype(np.float64)
+    np.testing.assert_allclose(found, whole.T @ whole, rtol=1e-5, atol=1e-4)

@@ -38,8 +38,8 @@ def cost(w: Array, found: npt.NDArray[np.float64], h: Array) -> float:
 @pytest.mark.parametrize("columns", [96, 100, 160])
 @pytest.mark.parametrize("name", NAMES)
 def test_q1_the_outputs_change_far_less_than_by_rounding_each_number(name: str, columns: int) -> None:
-    kind, w, h = scheme(name), weights(24, columns), gptq.damped(moment(columns))
-    parts = gptq.encode(kind, w, h)
+    kind, w, objective = scheme(name), weights(24, columns), gptq.Objective.of(moment(columns))
+    h, parts = objective.moment, gptq.encode(kind, w, objective)
     assert {part: (values.shape, values.dtype.name) for part, values in parts.items()} == {
         part: (shape, {"U8": "uint8", "F16": "float16"}[dtype]) for part, (dtype, shape) in kind.parts(*w.shape).items()
     }
@@ -66,9 +66,9 @@ def textbook(kind: Scheme, w: Array, h: Array) -> npt.NDArray[np.float64]:
 
 def test_the_feedback_is_that_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gptq, "ROUNDS", 0)
-    kind, w, h = scheme("int4-g32-sym"), weights(16, 160), gptq.damped(moment(160))
-    expected = textbook(kind, w, h)
-    found = numbers(kind, gptq.encode(kind, w, h), 160)
+    kind, w, objective = scheme("int4-g32-sym"), weights(16, 160), gptq.Objective.of(moment(160))
+    expected = textbook(kind, w, objective.moment)
+    found = numbers(kind, gptq.encode(kind, w, objective), 160)
     same = np.isclose(found, expected, rtol=1e-5, atol=1e-9).all(axis=1)
     assert same.sum() >= 14  # a number that lies on the edge of two codes may fall on either side
 
@@ -78,8 +78,8 @@ def test_descent_never_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
         costs = []
         for rounds in (0, 1, 4):
             monkeypatch.setattr(gptq, "ROUNDS", rounds)
-            kind, w, h = scheme(name), weights(16, 160), gptq.damped(moment(160))
-            costs.append(cost(w, numbers(kind, gptq.encode(kind, w, h), 160), h))
+            kind, w, objective = scheme(name), weights(16, 160), gptq.Objective.of(moment(160))
+            costs.append(cost(w, numbers(kind, gptq.encode(kind, w, objective), 160), objective.moment))
         assert costs[1] <= costs[0]
         assert costs[2] <= costs[1] * 1.0001
 
@@ -98,9 +98,26 @@ def test_degenerate_groups_are_defined(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for inputs in (h, np.zeros_like(h)):
-            found = numbers(kind, gptq.encode(kind, w, gptq.damped(inputs)), 256)
+            found = numbers(kind, gptq.encode(kind, w, gptq.Objective.of(inputs)), 256)
             assert np.isfinite(found).all()
             assert not found[0].any()
             assert np.abs(found[1]).max() < 1e-6
             assert abs(found[2, 9] - 60000) < 60000 / 15
             assert np.abs(found[4] - w[4]).max() < 0.5
+
+
+@pytest.mark.parametrize(("exact", "tolerance"), [(1000, 1e-6), (10, 2e-3)])
+def test_the_factors_of_a_moment_that_is_cut_in_pieces_make_it_up_again(
+    exact: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """U D Uᵀ = H in the order of rounding, with pieces that do not divide it, in float64 and in float32."""
+    monkeypatch.setattr(gptq, "_FACTORED", 48)
+    monkeypatch.setattr(gptq, "EXACT", exact)
+    found = gptq.Objective.of(moment(160))
+    h = found.moment[np.ix_(found.order, found.order)].astype(np.float64)
+    upper = found.upper.astype(np.float64)
+    assert not np.tril(upper, -1).any()
+    assert (np.diagonal(upper) == 1).all()
+    inverse = np.linalg.inv(upper)
+    d = inverse @ h @ inverse.T
+    assert np.abs(d - np.diag(np.diagonal(d))).max() < tolerance * np.diagonal(d).max()

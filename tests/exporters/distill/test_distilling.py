@@ -16,10 +16,10 @@ from edge.errors import OptionError, UnsupportedError
 from edge.tokenizer import open_tokenizer
 from exporters import calibration, work
 from exporters.architectures import describe
-from exporters.calibration import Effort
+from exporters.calibration import Effort, cost
 from exporters.checkpoint import Checkpoint
 from exporters.distance import log_softmax
-from exporters.distill import budget, distilling, states
+from exporters.distill import distilling, states
 from exporters.distill.training import Course
 from exporters.export import export
 from exporters.parity import source_reader
@@ -157,7 +157,7 @@ def test_without_torch_there_is_one_clear_line(
 def test_too_little_memory_is_told_before_the_work(
     llama_folder: Path, own_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "available", lambda: 200_000_000)
+    monkeypatch.setattr(cost, "available", lambda: 200_000_000)
     with pytest.raises(OptionError, match=r"takes about 0\.3 GB of memory for this model, and 0\.2 GB are available"):
         made(llama_folder, tmp_path / "x.dsedge", "high", own_text)
 
