@@ -227,11 +227,11 @@ def test_n35_the_folder_follows_the_umask(mask: int, folder: int, file: int, tmp
 def test_n35_a_signal_to_end_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     tiny_llama(tmp_path / "source")
     program = (
-        "import sys, time; from exporters import export; from edge.cli import main\n"
+        "import sys, time; from exporters import encoding; from edge.cli import main\n"
         "def stuck(*arguments, **options):\n"
         "    print('inside', flush=True); time.sleep(60)\n"
-        "export.write_weights = stuck\n"
-        "sys.exit(main(['export', 'source', '-o', 'x.dsedge']))\n"
+        "encoding.write_weights = stuck\n"
+        "sys.exit(main(['export', 'source', '-o', 'x.dsedge', '--effort', 'none']))\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
