@@ -27,6 +27,8 @@ class ExportOptions(TypedDict, total=False):
                  trains the calibrated codes against the source's answers, with torch: longer still, and closer
     calibration  a text or JSONL file to calibrate on, or "self" for text that the model writes; by default a built-in
                  mix of prose, code and dialogue
+    bits         a limit for the whole payload, in bits a weight: the heads and matrices that cost most in four bits get
+                 eight; the recipe is int4-g32-sym where none is named
     gate         conditions such as "kl<=0.12,code.top1>=0.8" (see exporters.gate), without which nothing is published
     report       "quick" compares on 128 tokens, "full" on three held-out texts, head by head: minutes; by default what
                  the gate needs
@@ -41,6 +43,7 @@ class ExportOptions(TypedDict, total=False):
     targets: Sequence[str] | None
     effort: str | None
     calibration: str | Path | None
+    bits: float | None
     gate: str | None
     report: str | None
     contexts: Sequence[int] | None

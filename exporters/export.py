@@ -26,7 +26,7 @@ from edge.tokenizer import build_tokenizer
 from exporters import calibration, evaluation, gate, native_precision, parity, quality, targets, work
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
-from exporters.calibration import Samples, calibrator
+from exporters.calibration import Samples, bits, calibrator
 from exporters.calibration.text import Calibration
 from exporters.checkpoint import Checkpoint, TokenizerFiles
 from exporters.checkpoint.added_tokens import fit_rows
@@ -82,7 +82,9 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             report("describe", 0.0)
             found = _describe(checkpoint, options.get("name") or folder.destination.stem, options)
             resumable = work.place(folder.destination) if options.get("resume") else None
-            encoded = _write_weights(checkpoint, found, folder.path, resumable, report)
+            calibrated = _read_samples(found, report)
+            found = _widen(found, options.get("bits"), calibrated, report)
+            encoded = _write_weights(checkpoint, found, calibrated, folder.path, resumable, report)
             _write_texts(folder.path, found.files)
             recipe, sums = {**found.draft.recipe, **encoded.told}, _sums(folder.path, bundles.TOKENIZER)
             draft = Bundle(folder.path, replace(found.draft, recipe=recipe, files=sums))
@@ -128,10 +130,10 @@ def _complete(
 
 
 def _write_weights(
-    checkpoint: Checkpoint, found: _Described, folder: Path, resumable: Path | None, report: Progress
-) -> Encoded:
+    checkpoint: Checkpoint, found: _Described, calibrated: Calibration | None, folder: Path,
+    resumable: Path | None, report: Progress,
+) -> Encoded:  # fmt: skip
     """The payload, on the text that it needs; what it was made of, for the manifest."""
-    calibrated = _read_samples(found, report)
     told = {"calibration": calibrated.to_json()} if calibrated else {}
     with work.folder(folder, resumable, {**_key(checkpoint, found), **told}) as results:
         samples = calibrated.samples if calibrated else ()
@@ -161,26 +163,25 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
     graph = graphs.build(model.spec)
     named, asked = options.get("effort"), options.get("recipe")
     effort = calibration.find(calibration.DEFAULT_EFFORT if named is None else named)
-    recipe = recipes.load(recipes.pick(graph.parameters) if asked is None else asked, effort.method)
-    chosen = {
-        weight.name: Plan(source, recipe.choose(weight, source))
-        for weight in graph.weights
-        for source in [model.weights[weight.name]]
-    }
-    plans = calibrator.settle(graph, chosen)
+    limit = options.get("bits")
+    shipped = recipes.pick(graph.parameters) if limit is None else bits.RECIPE
+    recipe = recipes.load(shipped if asked is None else asked, effort.method)
+    plans = _plan(graph, model, recipe)
     encoding = Encoding(graph, plans, effort)
     encoding.check()
     wishes = _asked(options)
     wanted, notes = targets.choose(graph, options.get("targets"), wishes)
     files = fit_rows(checkpoint.tokenizer(), model.spec.vocab_size, checkpoint.path)
     measured = (texts.read(parity.TEXT), *held_out.measured())
+    if limit is not None:
+        bits.check(graph, plans, limit)
+    effort = replace(effort, weighs=limit is not None)
     samples = calibration.choose(options.get("calibration"), model, plans, files, effort=effort, measured=measured)
     enders = {str(token): places for token, places in files.enders.items()}
-    layouts = {key: str(plan.choice.layout) for key, plan in plans.items()}
     draft = Manifest(
         name=name,
         spec=model.spec,
-        schemes={key: layout for key, layout in layouts.items() if layout != "float32"},
+        schemes=_schemes(plans),
         recipe=recipe.to_json(),
         tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, enders),
         graphs={},
@@ -195,6 +196,32 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
 def _asked(options: ExportOptions) -> Asked:
     contexts = options.get("contexts")
     return Asked(None if contexts is None else tuple(contexts), options.get("minimum_os"))
+
+
+def _plan(graph: Graph, model: Model, recipe: Recipe) -> dict[str, Plan]:
+    sources = ((weight, model.weights[weight.name]) for weight in graph.weights)
+    chosen = {weight.name: Plan(source, recipe.choose(weight, source)) for weight, source in sources}
+    return calibrator.settle(graph, chosen)
+
+
+def _schemes(plans: Mapping[str, Plan]) -> dict[str, str]:
+    layouts = {name: str(plan.choice.layout) for name, plan in plans.items()}
+    return {name: layout for name, layout in layouts.items() if layout != "float32"}
+
+
+def _widen(found: _Described, limit: float | None, calibrated: Calibration | None, report: Progress) -> _Described:
+    """With a limit on bits, the costliest parts in eight of them."""
+    if limit is None:
+        return found
+    assert calibrated is not None
+    report("weigh heads", 0.0)
+    recipe = bits.widen(
+        found.graph, found.plans, found.recipe, calibrated.samples[0], limit=limit,
+        progress=lambda share: report("weigh heads", share),
+    )  # fmt: skip
+    plans = _plan(found.graph, found.model, recipe)
+    draft = replace(found.draft, schemes=_schemes(plans), recipe=recipe.to_json())
+    return replace(found, recipe=recipe, plans=plans, encoding=replace(found.encoding, plans=plans), draft=draft)
 
 
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:

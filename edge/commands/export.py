@@ -77,6 +77,12 @@ class Export:
             help="What to calibrate on; self: what the model writes. [default: a built-in mix]",
         ),
     ] = None
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            metavar="4.6", help="Bits a weight in all: the heads and matrices that need it get 8. [default: by recipe]"
+        ),
+    ] = None
     gate: Annotated[
         str | None,
         typer.Option(
@@ -119,9 +125,8 @@ class Export:
         with terminal.progress() as progress:
             bundle = edge.export(
                 self.source, target, recipe=self.recipe, name=self.name, targets=targets, effort=self.effort,
-                calibration=self.calibration, gate=self.gate, report=self.report, resume=self.resume,
-                contexts=_contexts(self.contexts),
-                minimum_os=self.minimum_os, progress=progress,
+                calibration=self.calibration, bits=self.bits, gate=self.gate, report=self.report, resume=self.resume,
+                contexts=_contexts(self.contexts), minimum_os=self.minimum_os, progress=progress,
             )  # fmt: skip
         summary = describe(bundle)
         if self.json:
@@ -146,8 +151,9 @@ class Export:
         terms = _checked(self.license)
         with terminal.progress() as progress:
             options: ExportOptions = {
-                "targets": targets, "effort": self.effort, "calibration": self.calibration, "gate": self.gate,
-                "report": self.report, "contexts": _contexts(self.contexts), "minimum_os": self.minimum_os,
+                "targets": targets, "effort": self.effort, "calibration": self.calibration, "bits": self.bits,
+                "gate": self.gate, "report": self.report, "contexts": _contexts(self.contexts),
+                "minimum_os": self.minimum_os,
             }  # fmt: skip
             bundles = release(named, self.out, options, name=name, terms=terms, progress=progress)
         summaries = [describe(bundle) for bundle in bundles.values()]

@@ -25,10 +25,12 @@ from exporters.quant.method import DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The method of a recipe's rules that name none; whether codes are distilled; tokens of text at most."""
+    """The method of a recipe's rules that name none; whether codes are distilled, and bits chosen by weighing heads;
+    tokens of text at most."""
 
     method: str
     distills: bool = False
+    weighs: bool = False
     tokens: int = text.TOKENS
 
 
@@ -54,7 +56,8 @@ def choose(
     A text is read here. Raises what `text.read` does, and OptionError for a source that nothing would be done with, or
     a model that is too large to write its own text.
     """
-    if not calibrator.needed(plans) and not (effort.distills and distill.useful(plans)):
+    distills = effort.distills and distill.useful(plans)
+    if not (distills or effort.weighs or calibrator.needed(plans)):
         if source is not None:
             raise OptionError(
                 f"calibration text {source} would not be used: no matrix is quantized by a method that needs one; "

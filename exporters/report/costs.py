@@ -47,10 +47,10 @@ def find(graph: Graph, source: Reader, made: Reader, ids: Sequence[int], progres
         return None
     layers = _layers(graph)
     kinds: list[str] = list(dict.fromkeys(weight.role for weight in graph.weights if weight.is_matrix))
-    replay = _Replay(graph, source, made, ids[:TOKENS_READ])
+    replay = Replay(graph, source, made, ids[:TOKENS_READ])
     tiers: list[list[Patch]] = [
-        [_whole(w for w in graph.weights if w.role == kind and w.is_matrix) for kind in kinds],
-        [_whole(branch) for layer in layers for branch in (layer.attention, layer.mlp)],
+        [whole(w for w in graph.weights if w.role == kind and w.is_matrix) for kind in kinds],
+        [whole(branch) for layer in layers for branch in (layer.attention, layer.mlp)],
         [patch for layer in layers for patch in _heads(layer)],
     ]
     afforded, patches = 0, list[Patch]()
@@ -92,7 +92,7 @@ def _grouped(attention: Sequence[Weight]) -> tuple[int, int]:
     return query.shape[0] // query.head_dim, key.shape[0] // key.head_dim
 
 
-def _whole(weights: Iterator[Weight] | Sequence[Weight]) -> Patch:
+def whole(weights: Iterator[Weight] | Sequence[Weight]) -> Patch:
     return {weight.name: lambda source, made: made for weight in weights}
 
 
@@ -100,10 +100,10 @@ def _heads(layer: _Layer) -> Iterator[Patch]:
     for count, roles in ((layer.heads, ("query", "output")), (layer.kv_heads, ("key", "value"))):
         weights = [weight for weight in layer.attention if weight.role in roles]
         for head in range(count):
-            yield {weight.name: _one_head(weight, head) for weight in weights}
+            yield {weight.name: one_head(weight, head) for weight in weights}
 
 
-def _one_head(weight: Weight, head: int) -> Callable[[Array, Array], Array]:
+def one_head(weight: Weight, head: int) -> Callable[[Array, Array], Array]:
     part = slice(head * weight.head_dim, (head + 1) * weight.head_dim)
     where = (slice(None), part) if weight.role == "output" else (part,)
 
@@ -115,7 +115,7 @@ def _one_head(weight: Weight, head: int) -> Callable[[Array, Array], Array]:
     return patch
 
 
-class _Replay:
+class Replay:
     """The source's run over a sample, which can be taken up again before any op."""
 
     def __init__(self, graph: Graph, source: Reader, made: Reader, ids: Sequence[int]) -> None:
