@@ -131,9 +131,11 @@ class Support:
 RUNTIMES: dict[str, str] = {
     "native": "runtimes.native",
     "onnx": "runtimes.onnx_runtime",
+    "coreml": "runtimes.coreml_runtime",
+    "coreml-interpreter": "runtimes.coreml_interpreter",
     "scripted": "runtimes.scripted",
 }
-EXPLICIT = ("scripted",)
+EXPLICIT = ("coreml", "coreml-interpreter", "scripted")
 
 
 def support(name: str) -> Support:

@@ -6,12 +6,13 @@ import contextlib
 import math
 import mmap
 import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge import rope
-from edge.decoder import DecoderSpec
+from edge.decoder import DecoderSpec, RopeSpec
 from edge.kv import KvLayout, Move
 
 Array = npt.NDArray[np.float32]
@@ -95,15 +96,8 @@ class KvPool:
         """Rotate keys in place; rows [layers, 2, kv_heads, count, head_dim]."""
         for index, layer in enumerate(self._members[move.ring]):
             kind = self._spec.layers[layer].attention.rope
-            if kind is None:
-                continue
-            spec = self._spec.ropes[kind]
-            cos, sin = rope.rotations(spec, np.array([move.shift], np.int64), context=self._layout.context)
-            half = spec.dim // 2
-            keys = rows[index, 0]
-            a, b = keys[..., :half].copy(), keys[..., half : spec.dim].copy()
-            keys[..., :half] = a * cos - b * sin
-            keys[..., half : spec.dim] = b * cos + a * sin
+            if kind is not None:
+                rotate(rows[index, 0], self._spec.ropes[kind], move.shift, self._layout.context)
 
     def close(self) -> None:
         """Give the memory back. The views must not be used afterwards."""
@@ -111,3 +105,12 @@ class KvPool:
         # A view that is still held somewhere keeps the map; it goes with the last of them.
         with contextlib.suppress(BufferError):
             self._map.close()
+
+
+def rotate(keys: npt.NDArray[Any], spec: RopeSpec, shift: int, context: int) -> None:
+    """Rotate the first `spec.dim` numbers of keys [..., head_dim] on by `shift` positions, in place."""
+    cos, sin = rope.rotations(spec, np.array([shift], np.int64), context=context)
+    half = spec.dim // 2
+    a, b = keys[..., :half].copy(), keys[..., half : spec.dim].copy()
+    keys[..., :half] = a * cos - b * sin
+    keys[..., half : spec.dim] = b * cos + a * sin
