@@ -34,7 +34,7 @@ from benchmarks import engines, limits, models, speed_tables, tables
 from benchmarks.engines import Command, Worker
 from benchmarks.speed_tables import Group
 from edge.kv import KvDtype
-from edge.runtime import RUNTIMES, support
+from edge.runtime import EXPLICIT, RUNTIMES, support
 
 _PEERS = {
     "ortgenai": ("a folder of ONNX Runtime GenAI's model builder", "onnxruntime-genai"),
@@ -114,7 +114,7 @@ def _baseline(commands: Sequence[Command]) -> int:
 
 def _usable() -> list[str]:
     """dsedge's backends that compute something and work here."""
-    return [name for name in RUNTIMES if name != "scripted" and support(name).devices]
+    return [name for name in RUNTIMES if name not in EXPLICIT and support(name).devices]
 
 
 def _parser() -> argparse.ArgumentParser:
