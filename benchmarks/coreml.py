@@ -164,7 +164,7 @@ def _faults(scratch: Path) -> list[Row]:
     bundle = edge.export(
         tiny.tiny_llama(scratch / "planted"), scratch / "planted.dsedge", targets=("coreml",), contexts=(128,)
     )
-    rows = []
+    rows: list[Row] = []
     for plant, _ in planting.FAULTS:
         planted = planting.Planted(bundle, scratch / plant.__name__)
         plant(planted)
