@@ -71,11 +71,13 @@ def main() -> int:
         compared = [_parity_row(name, bundle, greedy(bundle)) for name, bundle in made]
         compared += [_parity_row(f"{family}, seeded", _seeded(family, Path(scratch)), None) for family in _FAMILIES]
         faults = _faults(Path(scratch))
-    head = ("", "parameters", "payload MB", "package MB", "write s", "read back s", "peak GiB", "largest tensor GiB")
-    found = [tables.Table("Core ML export, contexts 512 and 2,048", head, tuple(exported), (machine,))]
-    head = ("", "logits' deviation", "exact: largest difference", "float16: mean KL", "same top token", "greedy")
-    found.append(tables.Table("Core ML parity, by the interpreter", head, tuple(compared)))
-    found.append(tables.Table("Planted faults", ("", "found"), tuple(faults)))
+    sizes = ("", "parameters", "payload MB", "package MB", "write s", "read back s", "peak GiB", "largest tensor GiB")
+    logits = ("", "logits' deviation", "exact: largest difference", "float16: mean KL", "same top token", "greedy")
+    found = [
+        tables.Table("Core ML export, contexts 512 and 2,048", sizes, tuple(exported), (machine,)),
+        tables.Table("Core ML parity, by the interpreter", logits, tuple(compared)),
+        tables.Table("Planted faults", ("", "found"), tuple(faults)),
+    ]
     tables.show(found, markdown=options.markdown)
     return 0
 
