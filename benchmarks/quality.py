@@ -73,6 +73,9 @@ ROWS: dict[str, Row] = {
     "feedback, groups of 128": Row("int4-g128-sym", options=_MEDIUM),
     "rounding, int4 everywhere": Row(outer=_NARROW, options=_NONE),
     "feedback, int4 everywhere": Row(outer=_NARROW, options=_MEDIUM),
+    "feedback, 4.6 bits by head": Row(outer=_NARROW, options={**_MEDIUM, "bits": 4.6}),
+    "distilled": Row(options={"effort": "high"}),
+    "distilled, 4.6 bits by head": Row(outer=_NARROW, options={"effort": "high", "bits": 4.6}),
 }
 
 
