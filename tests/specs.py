@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from edge.decoder import DecoderSpec, RopeSpec
+from edge.graph import Graph
 from edge.layers import Dense, Gqa, LayerSpec
+from edge.payload import Layout, Run
 
 _ATTENTION = {"heads": 2, "kv_heads": 1, "head_dim": 4, "scale": 0.5}
 
@@ -34,3 +36,11 @@ def with_attention(spec: DecoderSpec, **fields: Any) -> DecoderSpec:
     """The spec with other fields of every layer's attention."""
     layers = (replace(layer, attention=replace(layer.attention, **fields)) for layer in spec.layers)
     return replace(spec, layers=tuple(layers))
+
+
+NOTHING: Mapping[str, str] = {}
+
+
+def runs_of(graph: Graph, layout: str, others: Mapping[str, str] = NOTHING) -> dict[str, tuple[Run, ...]]:
+    """What each weight of a graph is stored in under one layout; `others` are the layouts of some weights by name."""
+    return {w.name: Layout.parse(others.get(w.name, layout)).split(w.name, w.stored) for w in graph.weights}

@@ -6,7 +6,8 @@ from typing import Any
 
 from edge.graph import HIDDEN, LOGITS
 from runtimes.native import schema
-from runtimes.native.program import Instruction, Matrix, Program, Steps, Vector
+from runtimes.native.matrix import Matrix
+from runtimes.native.program import Instruction, Program, Steps, Vector
 
 # Where an instruction may write its one output over an operand: each number is read before it is written.
 _IN_PLACE = {"linear": "residual", "rope": "input"}

@@ -27,31 +27,31 @@ from edge.ops import (
     Softcap,
     Weight,
 )
-from edge.payload import Scheme
+from edge.payload import Run
 from runtimes.native.buffers import allocate
+from runtimes.native.matrix import Matrix, matrix_of, padded
 from runtimes.native.passes import PASSES, Passes
-from runtimes.native.precision import DEFAULT
-from runtimes.native.program import Instruction, Matrix, Program, Steps, Value, Vector
+from runtimes.native.precision import DEFAULT, INPUTS
+from runtimes.native.program import Instruction, Program, Steps, Value, Vector
 
 # The crest factor of a block of 32 activations (its largest over its RMS) from which on 16 bits are kept instead of 8.
 # Few blocks are, and they hold most of what rounding to 8 bits loses. 0: all blocks.
 CREST, ALL = 4.5, 0.0
 _CRESTS = {"int8": CREST, "int16": ALL}
-_SLOT = 128  # each chosen expert's numbers are padded to so many: codes go in fours of blocks of 32
 
 
 def build(
-    graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str], *, exact: bool,
-    precision: Mapping[str, str] = DEFAULT, passes: Passes = PASSES,
+    graph: Graph, runs: Mapping[str, tuple[Run, ...]], *, exact: bool, precision: Mapping[str, str] = DEFAULT,
+    passes: Passes = PASSES,
 ) -> Program:  # fmt: skip
-    """The program of a graph. `dtypes` are "float16" or "float32" for weights whose scheme is None.
+    """The program of a graph. `runs` are what each weight is stored in.
 
     `precision` is how linears take their input, by the role of their weight: see precision.py; roles that it lacks take
     int8. `exact` keeps all activations in float32. Raises UnsupportedError for an op that the engine does not know.
     """
     for on_graph in passes.graph:
         graph = on_graph(graph)
-    steps = _Translation(graph, schemes, dtypes, {} if exact else precision, "float" if exact else "int8").run()
+    steps = _Translation(graph, runs, {} if exact else precision, "float" if exact else "int8").run()
     for on_steps in passes.steps:
         steps = on_steps(steps)
     return allocate(steps)
@@ -59,26 +59,30 @@ def build(
 
 class _Translation:
     def __init__(
-        self, graph: Graph, schemes: Mapping[str, Scheme | None], dtypes: Mapping[str, str],
-        precision: Mapping[str, str], otherwise: str,
-    ) -> None:  # fmt: skip
+        self, graph: Graph, runs: Mapping[str, tuple[Run, ...]], precision: Mapping[str, str], otherwise: str
+    ) -> None:
         self.graph = graph
-        self.schemes = schemes
-        self.dtypes = dtypes
+        self.matrices = {w.name: matrix_of(w, runs[w.name]) for w in graph.weights if w.is_matrix}
         self.precision = precision
         self.otherwise = otherwise
         self.steps: list[Instruction] = []
         self.values = {name: Value(width) for name, width in graph.widths.items()}
         self.crests: dict[str, float] = {}  # of the values that linears read as codes
         for op in graph.ops:
-            weight = _read_by(op)
-            if weight is not None and self._input(weight) != "float":
-                crest = _CRESTS[self._input(weight)]
+            how = self._input(*_read_by(op))
+            if how != "float":
+                crest = _CRESTS[how]
                 self.crests[op.inputs[0]] = min(crest, self.crests.get(op.inputs[0], crest))
 
-    def _input(self, weight: Weight) -> str:
-        """How the linear of a weight takes its input; weights that are floats themselves are multiplied by floats."""
-        return "float" if self.schemes[weight.name] is None else self.precision.get(weight.role, self.otherwise)
+    def _input(self, *weights: Weight) -> str:
+        """How what is multiplied with some weights is taken: in the most precise way that any of them wants.
+
+        Weights that are floats, or whose runs straddle blocks or groups, are multiplied by floats.
+        """
+        wanted = {self.precision.get(weight.role, self.otherwise) for weight in weights}
+        if not all(self._matrix(weight).takes_codes(padded(weight.stored[1])) for weight in weights):
+            wanted.add("float")
+        return next((how for how in INPUTS[::-1] if how in wanted), "float")
 
     def run(self) -> Steps:
         for op in self.graph.ops:
@@ -92,7 +96,7 @@ class _Translation:
         self.steps.append(Instruction(kind, operands))
 
     def _matrix(self, weight: Weight) -> Matrix:
-        return Matrix((weight,), self.schemes[weight.name], self.dtypes[weight.name])
+        return self.matrices[weight.name]
 
     def _embed(self, op: Op[Embed]) -> None:
         self._emit("embed", output=op.output, matrix=self._matrix(op.attrs.weight), scale=op.attrs.scale)
@@ -134,18 +138,18 @@ class _Translation:
         absorbed, mixed = f"{op.output}/absorbed", f"{op.output}/latents"
         for name in (absorbed, mixed):
             self.values[name] = Value(attrs.heads * attrs.latent_dim)
-        self._head_linear(q_nope, absorbed, attrs.key_up, attrs.heads)
+        self._head_linear(q_nope, absorbed, attrs.key_up)
         self._emit("kv_write", keys=k_rope, values=latent, layer=attrs.layer, rope=None)
         self._emit("latent_attention", queries=q_rope, latent_queries=absorbed, output=mixed, layer=attrs.layer,
                    heads=attrs.heads, rope=None, scale=attrs.scale)  # fmt: skip
-        self._head_linear(mixed, op.output, attrs.value_up, attrs.heads)
+        self._head_linear(mixed, op.output, attrs.value_up)
 
-    def _head_linear(self, source: str, output: str, weight: Weight, heads: int) -> None:
-        scheme, how = self.schemes[weight.name], self._input(weight)
-        if how != "float" and scheme is not None and weight.stored[1] % scheme.group == 0:
+    def _head_linear(self, source: str, output: str, weight: Weight) -> None:
+        how = self._input(weight)
+        if how != "float" and self._matrix(weight).takes_codes(weight.stored[1]):  # the next head's numbers follow
             self.crests.setdefault(source, _CRESTS[how])
             source = self._codes_of(source)
-        self._emit("head_linear", input=source, output=output, matrix=self._matrix(weight), heads=heads)
+        self._emit("head_linear", input=source, output=output, matrix=self._matrix(weight))
 
     def _gate(self, op: Op[Gate]) -> None:
         self._emit("gate", gate=op.inputs[0], up=op.inputs[1], output=op.output, activation=op.attrs.activation)
@@ -160,19 +164,16 @@ class _Translation:
     def _experts(self, op: Op[Experts]) -> None:
         attrs, (source, routing) = op.attrs, op.inputs
         gate, up, down = attrs.gate, attrs.up, attrs.down
-        if (self.schemes[gate.name], self.dtypes[gate.name]) != (self.schemes[up.name], self.dtypes[up.name]):
-            raise UnsupportedError(f"the native engine wants gate and up of experts in one scheme ({op.output})")
         top_k = next(other.attrs.top_k for other in self.graph.ops if other.output == routing)
-        if self._input(gate) != "float":
+        if self._input(gate, up) != "float":
             source = self._codes_of(source)
         how, inner = self._input(down), f"{op.output}/inner"
-        width = top_k * -(-gate.shape[1] // _SLOT) * _SLOT
-        self.values[inner] = Value(width, codes=how != "float")
-        matrix = Matrix((gate, up), self.schemes[gate.name], self.dtypes[gate.name], members=gate.shape[0])
-        self._emit("expert_gate", input=source, routing=routing, output=inner, matrix=matrix, top_k=top_k,
-                   activation=attrs.activation, crest=_CRESTS.get(how, 0.0))  # fmt: skip
-        matrix = Matrix((down,), self.schemes[down.name], self.dtypes[down.name], members=down.shape[0])
-        self._emit("expert_down", input=inner, routing=routing, output=op.output, matrix=matrix, top_k=top_k)
+        self.values[inner] = Value(top_k * padded(gate.shape[1]), codes=how != "float")
+        self._emit("expert_gate", input=source, routing=routing, output=inner, gate=self._matrix(gate),
+                   up=self._matrix(up), top_k=top_k, activation=attrs.activation,
+                   crest=_CRESTS.get(how, 0.0))  # fmt: skip
+        self._emit("expert_down", input=inner, routing=routing, output=op.output, matrix=self._matrix(down),
+                   top_k=top_k)  # fmt: skip
 
     def _add(self, op: Op[Add]) -> None:
         self._emit("add", left=op.inputs[0], right=op.inputs[1], output=op.output)
@@ -184,12 +185,12 @@ class _Translation:
         self._emit("softcap", input=op.inputs[0], output=op.output, cap=op.attrs.cap)
 
 
-def _read_by(op: Op[Any]) -> Weight | None:
-    """The weight that multiplies an op's first input."""
+def _read_by(op: Op[Any]) -> tuple[Weight, ...]:
+    """The weights that multiply an op's first input."""
     attrs = op.attrs
     if isinstance(attrs, Linear):
-        return attrs.weight
-    return attrs.gate if isinstance(attrs, Experts) else None
+        return (attrs.weight,)
+    return (attrs.gate, attrs.up) if isinstance(attrs, Experts) else ()
 
 
 TRANSLATORS: dict[type[Any], Callable[[_Translation, Op[Any]], None]] = {

@@ -51,7 +51,7 @@ class NativeRuntime:
         self._angles = rope.AngleTable(self.spec.ropes, context=layout.context)
         weights = bundle.weights
         asked = precision.read(bundle.manifest.precision)
-        self._program = build(bundle.graph, weights.schemes, weights.formats, exact=options.exact, precision=asked)
+        self._program = build(bundle.graph, weights.runs, exact=options.exact, precision=asked)
         threads = options.threads or physical_cores()
         self._engine: Engine | None = _make_engine(self._program, bundle, layout, options, kernels, threads)
         self.kv_bytes = self._engine.kv_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy.typing as npt
 from edge.cores import share_out
 from edge.lifecycle import compiled
 from edge.weights import Weights
-from runtimes.native.program import Matrix, Program
+from runtimes.native.matrix import Run
+from runtimes.native.program import Program
 
 if TYPE_CHECKING:
     from runtimes.native._native import Engine
@@ -20,34 +22,36 @@ _PANEL = 32  # rows that the engine keeps together
 
 
 def load(engine: Engine, program: Program, weights: Weights, threads: int) -> None:
-    """Pack every matrix, some rows at a time, so that no weight is in memory twice."""
+    """Pack every run of every matrix, some rows at a time, so that no weight is in memory twice."""
     pieces = [
-        (index, part, start, min(start + step, rows))
+        (index, number, run, start, stop)
         for index, matrix in enumerate(program.matrices)
-        for part, (weight, _, rows) in enumerate(matrix.parts)
-        for step in [_rows_at_once(weight.stored[0], weights.size(weight.name))]
-        for start in range(0, rows, step)
+        for number, (_, run) in enumerate(matrix.runs)
+        for start, stop in _pieces(run, weights.shapes[run.name][0], weights.size(run.name))
     ]
 
-    def pack(piece: tuple[int, int, int, int]) -> None:
-        index, part, start, stop = piece
-        matrix = program.matrices[index]
-        weight, first, _ = matrix.parts[part]
-        rows = _rows(matrix, weights, weight.name, first + start, first + stop)
+    def pack(piece: tuple[int, int, Run, int, int]) -> None:
+        index, number, run, start, stop = piece
+        rows = _rows(weights, run.name, run.first + start, run.first + stop)
         with compiled:
-            engine.pack(index, part, start, *rows)
+            engine.pack(index, number, start, *rows)
 
     share_out(pack, pieces, threads)
 
 
-def _rows_at_once(rows: int, size: int) -> int:
-    """Whole panels, so that no two threads write to the same ones."""
-    return max(1, _BYTES_AT_ONCE * rows // size // _PANEL) * _PANEL
+def _pieces(run: Run, stored: int, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of a run's rows. `stored` rows take `size` bytes; no two threads write to the same panel."""
+    step = max(1, _BYTES_AT_ONCE * stored // size // _PANEL) * _PANEL
+    start = 0
+    while start < run.rows:
+        stop = min(start + step - (run.row + start) % _PANEL, run.rows)
+        yield start, stop
+        start = stop
 
 
-def _rows(matrix: Matrix, weights: Weights, name: str, start: int, stop: int) -> list[npt.NDArray[np.uint8]]:
+def _rows(weights: Weights, name: str, start: int, stop: int) -> list[npt.NDArray[np.uint8]]:
     """Codes, scales and zero points or offsets of some rows, as bytes."""
-    if matrix.scheme is None:
+    if weights.schemes[name] is None:
         found = [weights.tensor(name, start, stop)]
     else:
         parts = weights.parts(name, start, stop)

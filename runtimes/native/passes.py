@@ -38,45 +38,42 @@ def select_early(graph: Graph) -> Graph:
     return changed
 
 
+def fuse_gates(steps: Steps) -> Steps:
+    """A gate over two linears that read one value, and whose outputs it alone reads, becomes one step with them."""
+    readers = steps.readers()
+    makers = {name: step for step in steps.instructions for name in step.writes}
+    fused: dict[int, Instruction] = {}  # by the identity of the gate
+    gone: set[int] = set()
+    for gate in (step for step in steps.instructions if step.kind == "gate"):
+        pair = [makers[gate["gate"]], makers[gate["up"]]]
+        alone = pair[0] is not pair[1] and all(readers[name] == [gate] for one in pair for name in one.writes)
+        if alone and all(one.kind == "linear" and one["input"] == pair[0]["input"] for one in pair):
+            gone.update(id(one) for one in pair)
+            fused[id(gate)] = Instruction("gated_linear", {
+                "input": pair[0]["input"], "output": gate["output"], "gate": pair[0]["matrix"], "crest": 0.0,
+                "up": pair[1]["matrix"], "biases": pair[0]["biases"] + pair[1]["biases"],
+                "activation": gate["activation"],
+            })  # fmt: skip
+    return _changed(steps, fused, gone)
+
+
 def join_siblings(steps: Steps) -> Steps:
-    """Linears that read the same value with weights of one format become one, where the first of them was."""
-    groups: dict[tuple[Any, ...], list[Instruction]] = {}
+    """Linears that read the same value become one, where the first of them was."""
+    groups: dict[str, list[Instruction]] = {}
     for step in steps.instructions:
         if step.kind == "linear":
-            groups.setdefault(_format_key(step), []).append(step)
+            groups.setdefault(step["input"], []).append(step)
     kept: list[Instruction] = []
     for step in steps.instructions:
-        group = groups[_format_key(step)] if step.kind == "linear" else [step]
+        group = groups[step["input"]] if step.kind == "linear" else [step]
         if step is not group[0]:
             continue
         if len(group) > 1:
-            matrix = replace(step["matrix"], weights=tuple(w for one in group for w in one["matrix"].weights))
+            weights = tuple(runs for one in group for runs in one["matrix"].weights)
             outputs, biases = (tuple(x for one in group for x in one[name]) for name in ("outputs", "biases"))
-            step = step.but(matrix=matrix, outputs=outputs, biases=biases)
+            step = step.but(matrix=replace(step["matrix"], weights=weights), outputs=outputs, biases=biases)
         kept.append(step)
     return replace(steps, instructions=tuple(kept))
-
-
-def _format_key(linear: Instruction) -> tuple[Any, ...]:
-    matrix = linear["matrix"]
-    return (linear["input"], matrix.scheme, matrix.dtype)
-
-
-def fuse_gates(steps: Steps) -> Steps:
-    """A gate over both outputs of a linear that it alone reads becomes a part of that."""
-    readers = steps.readers()
-    fused: dict[int, Instruction] = {}  # by the identity of the linear
-    gone: set[int] = set()
-    for linear in (step for step in steps.instructions if step.kind == "linear" and len(step["outputs"]) == 2):
-        (gate, *others) = readers[linear["outputs"][0]] or [linear]
-        fits = gate.kind == "gate" and (gate["gate"], gate["up"]) == linear["outputs"] and not others
-        if fits and readers[linear["outputs"][1]] == [gate]:
-            gone.add(id(gate))
-            fused[id(linear)] = Instruction("gated_linear", {
-                "input": linear["input"], "output": gate["output"], "biases": linear["biases"], "crest": 0.0,
-                "matrix": replace(linear["matrix"], interleaved=True), "activation": gate["activation"],
-            })  # fmt: skip
-    return _changed(steps, fused, gone)
 
 
 def fuse_residuals(steps: Steps) -> Steps:
@@ -145,5 +142,5 @@ class Passes:
 
 
 PASSES = Passes(
-    graph=(select_early,), steps=(join_siblings, fuse_gates, fuse_residuals, rotate_in_attention, quantize_where_made)
+    graph=(select_early,), steps=(fuse_gates, join_siblings, fuse_residuals, rotate_in_attention, quantize_where_made)
 )

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.ops import Weight
-from edge.payload import Scheme
 from runtimes.native import schema
+from runtimes.native.matrix import Matrix
 
 KV_DTYPES = ("float32", "float16", "int8")
 
@@ -23,39 +22,6 @@ class Vector:
 
     name: str
     offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """One or more weights of one format over the same columns. Interleaved: 32 rows of each in alternation.
-
-    With `members` above 1 the weights are stacks of so many matrices: the first of each, then the second, …
-    """
-
-    weights: tuple[Weight, ...]
-    scheme: Scheme | None
-    dtype: str
-    interleaved: bool = False
-    members: int = 1
-
-    @property
-    def parts(self) -> tuple[tuple[Weight, int, int], ...]:
-        """What is stored, in order: a weight, its first row here, and how many rows."""
-        if self.members == 1:
-            return tuple((weight, 0, weight.stored[0]) for weight in self.weights)
-        return tuple(
-            (weight, index * weight.shape[1], weight.shape[1])
-            for index in range(self.members)
-            for weight in self.weights
-        )
-
-    def record(self) -> dict[str, Any]:
-        """The fields of a matrix in program.def."""
-        name = f"int{self.scheme.bits}-{self.scheme.kind}" if self.scheme else self.dtype
-        return {
-            "format": name, "group": self.scheme.group if self.scheme else 0, "columns": self.weights[0].stored[1],
-            "rows": [rows for _, _, rows in self.parts], "interleaved": self.interleaved,
-        }  # fmt: skip
 
 
 @dataclass(frozen=True)

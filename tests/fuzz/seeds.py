@@ -15,13 +15,12 @@ import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from edge import payload
 from edge.graph import Graph
 from edge.graph import build as build_graph
 from edge.layers import Mla
 from runtimes.native.builder import build as build_program
 from runtimes.scripted import write_bundle
-from tests.specs import small_spec
+from tests.specs import runs_of, small_spec
 
 CHATS = Path(__file__).parents[1] / "edge" / "chats"
 CONFIG: Mapping[str, Any] = {
@@ -258,8 +257,7 @@ def programs(folder: Path) -> list[bytes]:
     """The tables of two programs of the native engine; the vectors that they name are of `PROGRAM_VECTORS`."""
     found = []
     for exact in (False, True):
-        program = build_program(GRAPH, dict.fromkeys(GRAPH_WEIGHTS, payload.parse_scheme("int4-g32-sym")),
-                                dict.fromkeys(GRAPH_WEIGHTS, "float32"), exact=exact)  # fmt: skip
+        program = build_program(GRAPH, RUNS, exact=exact)
         layer = {"ring": 0, "kv_heads": 1, "key_dim": 4, "value_dim": 4, "format": "int8"}
         tables = {
             **program.tables(), "ropes": [{"pairs": 2}], "rings": [{"slots": 24, "window": 9, "sinks": 2}],
@@ -277,6 +275,6 @@ def _graph() -> Graph:
 
 
 GRAPH = _graph()
-GRAPH_WEIGHTS = [weight.name for weight in GRAPH.weights]
+RUNS = runs_of(GRAPH, "int4-g32-sym", {GRAPH.weights[0].name: "rows 7 int8-g32-sym, 9 int4-g32-zp"})
 # Norms: before attention, of queries and of keys, before the MLP; before attention, of latents, before the MLP; last.
 PROGRAM_VECTORS = (8, 4, 4, 8, 8, 4, 8, 8)

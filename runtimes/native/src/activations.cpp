@@ -10,10 +10,6 @@
 
 namespace dsedge {
 
-namespace {
-constexpr int64_t kAhead = 128; // columns: rows of codes end at a multiple of the largest group
-}
-
 // Hands out aligned pieces of some memory; with no memory yet it only counts.
 class Activations::Carver {
 public:
@@ -68,7 +64,7 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     const Buffer &buffer = program_.buffers[i];
     const int64_t count = buffer.wanted ? wanted : rows;
     if (buffer.codes) {
-      const int64_t each = (buffer.width + kAhead - 1) / kAhead * (kAhead / kBlock);
+      const int64_t each = padded_codes(buffer.width) / kBlock;
       views.codes[i] = carver.take_rows(count, each);
       blocks = std::max(blocks, each);
       flags = std::max(flags, count * each);
@@ -84,6 +80,7 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     s.panel = carver.take<uint8_t>(room_.panel_bytes);
     s.results = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.others = carver.take<float>(std::max(rows, wanted) * kPanel);
+    s.term = carver.take<float>(std::max(rows, wanted) * kPanel);
     s.queries = carver.take<float>(room_.tile_rows * room_.query_stride);
     s.scores = carver.take<float>(kRowsAtOnce * kSpan);
     s.converted = carver.take<float>(kSpan * (room_.query_stride + room_.padded));

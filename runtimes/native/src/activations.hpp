@@ -16,6 +16,7 @@ struct Room {
 struct Scratch {
   uint8_t *panel;                 // a panel unpacked: bytes, or floats
   float *results, *others;        // [rows][32] of one panel; of the other of a gated two
+  float *term;                    // [rows][32] of one run of a panel, to be added
   float *queries, *local, *sums;  // an attention tile: [tile rows][query stride], two of [tile rows][padded], [4][tile rows]
   float *scores, *converted;      // as in AttentionTile
   int64_t *positions;             // [tile rows]

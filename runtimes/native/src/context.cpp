@@ -14,20 +14,21 @@ Memory lay_out_weights(const Program &program, std::vector<Matrix> &matrices) {
   int64_t bytes = 0;
   for (const MatrixShape &shape : program.matrices) {
     matrices.push_back(lay_out(shape));
-    const Matrix &m = matrices.back();
-    if (m.panels <= Pool::kMostUnits && m.panel_bytes < int64_t{1} << 40)
-      bytes += m.panels * m.panel_bytes;
-    else
-      throw std::invalid_argument("engine: a matrix larger than any memory");
-    if (bytes >= int64_t{1} << 46)
-      throw std::invalid_argument("engine: weights larger than any memory");
+    for (const Run &run : matrices.back().runs) {
+      if (matrices.back().panels > Pool::kMostUnits || run.panel_bytes >= int64_t{1} << 40)
+        throw std::invalid_argument("engine: a matrix larger than any memory");
+      bytes += run.panels * run.panel_bytes;
+      if (bytes >= int64_t{1} << 46)
+        throw std::invalid_argument("engine: weights larger than any memory");
+    }
   }
   Memory weights(bytes, true);
   uint8_t *at = weights.data();
-  for (Matrix &m : matrices) {
-    m.data = at;
-    at += m.panels * m.panel_bytes;
-  }
+  for (Matrix &m : matrices)
+    for (Run &run : m.runs) {
+      run.data = at;
+      at += run.panels * run.panel_bytes;
+    }
   return weights;
 }
 

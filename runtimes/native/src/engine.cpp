@@ -32,18 +32,27 @@ Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
   context_.threads = pool_.threads();
 }
 
-RowBytes Engine::row_bytes(int32_t matrix) const {
+const Run &Engine::run_of(int32_t matrix, int32_t run) const {
   require(matrix >= 0 && static_cast<size_t>(matrix) < context_.matrices.size(), "engine: no such matrix");
-  return dsedge::row_bytes(context_.matrix(matrix));
+  const std::vector<Run> &runs = context_.matrix(matrix).runs;
+  require(run >= 0 && static_cast<size_t>(run) < runs.size(), "engine: no such run of a matrix");
+  return runs[static_cast<size_t>(run)];
 }
 
-void Engine::pack(int32_t matrix, int32_t part, const SourceRows &rows) {
-  row_bytes(matrix);
-  const MatrixShape &shape = program_.matrix(matrix);
-  require(part >= 0 && static_cast<size_t>(part) < shape.rows.size(), "engine: no such part of a matrix");
-  require(rows.first >= 0 && rows.count >= 0 && rows.first <= shape.rows[static_cast<size_t>(part)] - rows.count,
-          "engine: rows that the matrix does not have");
-  dsedge::pack(context_.matrix(matrix), shape, part, rows);
+RowBytes Engine::row_bytes(int32_t matrix, int32_t run) const { return dsedge::row_bytes(run_of(matrix, run)); }
+
+void Engine::pack(int32_t matrix, int32_t run, const SourceRows &rows) {
+  const Run &to = run_of(matrix, run);
+  require(rows.first >= 0 && rows.count >= 0 && rows.first <= to.rows - rows.count, "engine: rows that the run does not have");
+  dsedge::pack(to, rows);
+}
+
+int64_t Engine::weight_bytes() const {
+  int64_t bytes = 0;
+  for (const Matrix &m : context_.matrices)
+    for (const Run &run : m.runs)
+      bytes += run.panels * run.panel_bytes;
+  return bytes;
 }
 
 void Engine::read(int32_t buffer, int64_t rows, float *out) const {

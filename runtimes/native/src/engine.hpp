@@ -13,8 +13,8 @@ public:
   Engine(Program program, const Kernels &kernels, int32_t threads);
 
   // All of these throw std::invalid_argument for what does not exist or fit.
-  void pack(int32_t matrix, int32_t part, const SourceRows &rows);
-  RowBytes row_bytes(int32_t matrix) const;
+  void pack(int32_t matrix, int32_t run, const SourceRows &rows);
+  RowBytes row_bytes(int32_t matrix, int32_t run) const;
   // Where a key or a value cannot be kept (write_row), all logits become NaN.
   void forward(const Forward &forward);
   // Rows of a buffer of floats after a forward, as many as it had or, of a buffer of wanted rows, as were wanted:
@@ -23,8 +23,11 @@ public:
 
   const Program &program() const { return program_; }
   KvPool &kv() { return context_.kv; }
+  // What the packed matrices take.
+  int64_t weight_bytes() const;
 
 private:
+  const Run &run_of(int32_t matrix, int32_t run) const;
   void check(const Forward &forward) const;
   void check_writes(const Forward &forward) const;
   void work(int32_t stage, int32_t begin, int32_t end, int32_t thread);

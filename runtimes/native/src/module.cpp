@@ -109,18 +109,18 @@ Opened *make_engine(const nb::dict &tables, const std::vector<Array<float, 1>> &
   return new Opened(std::make_unique<Engine>(program_of(tables, vectors), *found, threads));
 }
 
-void pack_rows(Opened &opened, int32_t matrix, int32_t part, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
+void pack_rows(Opened &opened, int32_t matrix, int32_t run, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
           Array<uint8_t, 2> extra) {
   Engine &engine = *opened.engine;
-  const RowBytes bytes = engine.row_bytes(matrix);
+  const RowBytes bytes = engine.row_bytes(matrix, run);
   const size_t count = codes.shape(0);
   require(scales.shape(0) == count && extra.shape(0) == count && codes.shape(1) == static_cast<size_t>(bytes.codes) &&
               scales.shape(1) == static_cast<size_t>(bytes.scales) && extra.shape(1) == static_cast<size_t>(bytes.extra),
-          "engine: rows of other sizes than the matrix");
+          "engine: rows of other sizes than the run");
   const SourceRows rows{first, static_cast<int64_t>(count), codes.data(),
                         reinterpret_cast<const uint16_t *>(scales.data()), extra.data()};
   nb::gil_scoped_release release;
-  engine.pack(matrix, part, rows);
+  engine.pack(matrix, run, rows);
 }
 
 // segments [n, 2 + rings]: tokens, first position, sinks of each ring. runs: of each segment, of each ring.
@@ -266,5 +266,6 @@ NB_MODULE(_native, m) {
           Released())
       .def("read_rows", &read_rows, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
       .def("write_rows", &write_rows, "layer"_a, "slots"_a, "keys"_a, "values"_a)
+      .def_prop_ro("weight_bytes", [](Opened &o) { return o.engine->weight_bytes(); })
       .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); });
 }

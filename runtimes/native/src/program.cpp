@@ -111,6 +111,12 @@ int32_t group_of(int64_t group) {
   return static_cast<int32_t>(group);
 }
 
+RunShape run_of(const RunRecord &record) {
+  require(record.weight >= 0 && record.weight < 65536, "a run of a weight that is not there");
+  return {static_cast<int32_t>(record.weight), record.row, record.rows, record.column, record.columns,
+          find_format(record.format), group_of(record.group)};
+}
+
 const Fields &fields_of(const Value &value) {
   require(std::holds_alternative<Fields>(value.data), "an entry of a table that has no fields");
   return std::get<Fields>(value.data);
@@ -132,7 +138,9 @@ void decode_table(Program &program, const std::string &name, const Value &table)
   else if (name == "matrices")
     each([&](const Fields &entry) {
       const MatrixRecord m = decode<MatrixRecord>(entry);
-      program.matrices.push_back({find_format(m.format), group_of(m.group), m.columns, m.rows, m.interleaved});
+      program.matrices.push_back({m.columns, m.rows, {}});
+      for (const RunRecord &run : m.runs.records)
+        program.matrices.back().runs.push_back(run_of(run));
     });
   else if (name == "ropes")
     each([&](const Fields &entry) { program.ropes.push_back(decode<RopeRecord>(entry).pairs); });
@@ -230,11 +238,11 @@ void Checker::rope(int32_t rope, int64_t dim) const {
     require(program.ropes[static_cast<size_t>(rope)] * 2 <= dim, "a rope of more pairs than its heads");
 }
 
-void Checker::biases(const MaybeVectorList &biases, const MatrixShape &matrix) const {
-  require(biases.ids.size() == matrix.rows.size(), "another number of biases than its matrix has weights");
+void Checker::biases(const MaybeVectorList &biases, const std::vector<int64_t> &widths) const {
+  require(biases.ids.size() == widths.size(), "another number of biases than of weights");
   for (size_t n = 0; n < biases.ids.size(); ++n)
     require(biases.ids[n] == kNone ||
-                program.vectors[static_cast<size_t>(biases.ids[n])].size() == static_cast<size_t>(matrix.rows[n]),
+                program.vectors[static_cast<size_t>(biases.ids[n])].size() == static_cast<size_t>(widths[n]),
             "a bias that does not fit");
 }
 

@@ -61,8 +61,8 @@ public:
   void alike(std::initializer_list<int32_t> ids) const; // float buffers of one width
   // Whether a rope fits heads of that width.
   void rope(int32_t rope, int64_t dim) const;
-  // A vector for each of a matrix's weights, or none.
-  void biases(const MaybeVectorList &biases, const MatrixShape &matrix) const;
+  // A vector of each of these widths, or none.
+  void biases(const MaybeVectorList &biases, const std::vector<int64_t> &widths) const;
 
   const Program &program;
 

@@ -43,6 +43,12 @@ public:
       to.push_back(std::get<int64_t>(item.data));
     }
   }
+  void read(RunList &to) const {
+    for (const Value &item : get<std::vector<Value>>("a list of runs")) {
+      require(std::holds_alternative<Fields>(item.data), "a list of runs");
+      to.records.push_back(decode<RunRecord>(std::get<Fields>(item.data)));
+    }
+  }
   void read(Integer &to) const { to = get<int64_t>("an integer"); }
   void read(Flag &to) const { to = get<bool>("true or false"); }
   void read(Text &to) const { to = get<std::string>("a text"); }

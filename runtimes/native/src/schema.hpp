@@ -40,6 +40,10 @@ using Real = float;
 using Flag = bool;
 using Text = std::string;
 using IntegerList = std::vector<int64_t>;
+struct RunRecord;
+struct RunList {
+  std::vector<RunRecord> records;
+};
 
 #define RECORD(Name, kind)                                                                                             \
   struct Name {                                                                                                        \

@@ -9,24 +9,24 @@ import pytest
 from edge.errors import InternalError, UnsupportedError
 from edge.graph import Graph, build
 from edge.ops import Add, Attention, Linear, Op, Weight
-from edge.payload import parse_scheme
+from edge.payload import Layout
 from runtimes.native import builder
 from runtimes.native.builder import ALL, CREST
+from runtimes.native.matrix import matrix_of
 from runtimes.native.passes import Passes
 from runtimes.native.program import Instruction, Program
-from tests.specs import small_spec
+from tests.specs import runs_of, small_spec
 
 SPEC = small_spec(
     windows=(None, None), attention={"heads": 4, "kv_heads": 2, "head_dim": 16, "scale": 0.25}, mlp={"size": 96},
     vocab_size=300, hidden_size=64,
 )  # fmt: skip
-SCHEMES = {weight.name: parse_scheme("int4-g32-sym") for weight in build(SPEC).weights}
 LAYER = ["norm", "linear", "kv_write", "attention", "quantize", "linear", "norm", "gated_linear", "linear"]
 
 
 def program_of(graph: Graph, *, exact: bool = False, **schemes: str) -> Program:
     names = {weight.name: schemes.get(weight.name.rpartition(".")[2], "int4-g32-sym") for weight in graph.weights}
-    return builder.build(graph, {name: parse_scheme(scheme) for name, scheme in names.items()}, names, exact=exact)
+    return builder.build(graph, runs_of(graph, "int4-g32-sym", names), exact=exact)
 
 
 def kinds(program: Program) -> list[str]:
@@ -37,9 +37,9 @@ def test_a_layer_becomes_nine_instructions() -> None:
     program = program_of(build(SPEC))
     assert kinds(program) == ["embed", *LAYER, *LAYER[:4], "select", "select", *LAYER[4:], "norm", "linear"]
     first = program.instructions[2]
-    assert [weight.shape[0] for weight in first["matrix"].weights] == [64, 32, 32]
+    assert first["matrix"].record()["rows"] == [64, 32, 32]
     assert [program.buffers[buffer]["width"] for buffer in first["outputs"]] == [64, 32, 32]
-    assert [matrix.interleaved for matrix in program.matrices] == [False] + [False, False, True, False] * 2 + [False]
+    assert [len(matrix.weights) for matrix in program.matrices] == [1, *[3, 1, 1, 1, 1] * 2, 1]
 
 
 def test_attention_rotates_what_it_reads() -> None:
@@ -67,7 +67,7 @@ def test_a_residual_that_the_linear_reads_too_keeps_its_numbers() -> None:
     widths = graph.widths | {"/square": 64, "/sum": 64}
     ops += [replace(norm, inputs=("/sum",)), select, head]
     linear = program_of(replace(graph, ops=tuple(ops), widths=widths), exact=True).instructions[-3]
-    assert linear["matrix"].weights[0].name == "square"
+    assert linear["matrix"].weights[0][0].name == "square"
     assert linear["input"] == linear["residual"]
     assert linear["input"] not in linear["outputs"]
 
@@ -99,13 +99,47 @@ def test_exact_programs_quantize_nothing() -> None:
     assert "quantize" not in kinds(program)
 
 
-def test_siblings_of_different_schemes_stay_apart() -> None:
+def test_siblings_stay_apart_where_one_reads_codes_and_one_floats() -> None:
     program = program_of(build(SPEC), v="int8-g32-sym", up="float16")
-    assert kinds(program)[1:14] == [
-        "norm", "linear", "linear", "kv_write", "attention", "quantize", "linear", "norm", "linear", "linear", "gate",
+    assert kinds(program)[1:13] == [
+        "norm", "linear", "kv_write", "attention", "quantize", "linear", "norm", "linear", "linear", "gate",
         "quantize", "linear",
     ]  # fmt: skip
-    assert not program.buffers[program.instructions[10]["input"]]["codes"]  # float weights read floats
+    codes = [program.buffers[step["input"]]["codes"] for step in program.instructions if step.kind == "linear"]
+    assert codes[:4] == [True, True, True, False]  # q, k and v; o; gate; up
+    formats = [[run["format"] for run in matrix.record()["runs"]] for matrix in program.matrices]
+    assert formats[1] == ["int4-sym", "int4-sym", "int8-sym"]
+
+
+def test_runs_of_a_matrix_read_codes_where_blocks_and_groups_are_whole() -> None:
+    for layout, codes in (
+        ("rows 1 int8-g32-sym, 63 int4-g128-affine", True),
+        ("columns 32 int4-g32-zp, 64 int8-g32-sym", True),
+        ("columns 32 int8-g32-sym, 64 int4-g64-sym", True),
+        ("columns 32 int8-g32-sym, 64 int4-g128-sym", False),  # the last group would end behind column 128
+        ("columns 32 int4-g64-sym, 64 int8-g32-sym", False),  # the first group would go on in the second run
+        ("columns 31 int4-g32-sym, 65 int4-g32-sym", False),
+        ("rows 32 int4-g32-sym, 32 float16", False),
+    ):
+        program = program_of(build(SPEC), down=layout)
+        assert program.buffers[program.instructions[9]["input"]]["codes"] == codes, layout
+
+
+def test_a_stack_is_cut_where_its_weights_and_its_runs_begin() -> None:
+    stack, rows, columns = (
+        Weight("w", (3, 40, 64), "gate"),
+        "rows 50 int8-g32-sym, 70 int4-g32-zp",
+        "columns 32 {}, 32 {}",
+    )
+    found = matrix_of(stack, Layout.parse(rows).split("w", stack.stored))
+    assert [[(run.name, run.first, run.row, run.rows) for run in runs] for runs in found.weights] == [
+        [("w.run0", 0, 0, 40)], [("w.run0", 40, 0, 10), ("w.run1", 0, 10, 30)], [("w.run1", 30, 0, 40)],
+    ]  # fmt: skip
+    found = matrix_of(stack, Layout.parse(columns.format("float16", "int4-g32-zp")).split("w", stack.stored))
+    assert [[(run.name, run.first, run.rows, run.column) for run in runs] for runs in found.weights] == [
+        [("w.run0", first, 40, 0), ("w.run1", first, 40, 32)] for first in (0, 40, 80)
+    ]
+    assert found.record()["rows"] == [40, 40, 40]
 
 
 def test_a_soft_cap_on_the_logits_ends_in_their_buffer() -> None:
@@ -158,4 +192,4 @@ def test_an_unknown_op_is_refused_by_name() -> None:
     graph = build(SPEC)
     ops = (*graph.ops[:-1], replace(graph.ops[-1], attrs=SPEC))
     with pytest.raises(UnsupportedError, match=r"does not know the op DecoderSpec \(/logits\)"):
-        builder.build(replace(graph, ops=ops), SCHEMES, dict.fromkeys(SCHEMES, ""), exact=False, passes=Passes((), ()))
+        builder.build(replace(graph, ops=ops), runs_of(graph, "float32"), exact=False, passes=Passes((), ()))

@@ -96,7 +96,7 @@ scheme = "int4-g32-sym"
 
 
 def test_a_lone_row_has_the_bits_of_a_chunk_where_several_linears_read_it(tmp_path: Path) -> None:
-    """Queries, keys and values of three schemes are three linears, two of which read codes and one floats."""
+    """Queries, keys and values of three schemes are two linears, one of which reads codes and one floats."""
     (tmp_path / "recipe.toml").write_text(MIXED)
     source = tiny_llama(tmp_path / "source", hidden_size=96, num_attention_heads=6, num_key_value_heads=2, head_dim=24)
     mixed = edge.export(source, tmp_path / "mixed.dsedge", recipe=tmp_path / "recipe.toml")
@@ -221,8 +221,9 @@ def test_a_token_outside_the_vocabulary_is_refused(bundle: Bundle) -> None:
 
 
 def entries_of(tables: dict[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """The entries of some tables."""
-    return [entry for name in names for entry in tables[name]]
+    """The entries of some tables; runs stand in the matrices."""
+    runs = [run for matrix in tables["matrices"] for run in matrix["runs"]]
+    return [entry for name in names for entry in (runs if name == "runs" else tables[name])]
 
 
 def damaged(tables: dict[str, Any], names: Sequence[str], random: np.random.Generator) -> dict[str, Any]:
@@ -253,7 +254,7 @@ def damaged(tables: dict[str, Any], names: Sequence[str], random: np.random.Gene
     return copy
 
 
-@pytest.mark.parametrize("names", [["instructions"], ["buffers", "matrices"], ["ropes", "rings", "layers"]])
+@pytest.mark.parametrize("names", [["instructions"], ["buffers", "matrices", "runs"], ["ropes", "rings", "layers"]])
 def test_hostile_programs_are_refused_or_harmless(
     names: list[str], bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,15 +289,20 @@ def test_hostile_programs_are_refused_or_harmless(
 
 def test_every_program_that_a_field_was_added_to_or_taken_from_is_refused(bundle: Bundle) -> None:
     """By the name of the record and of the field."""
-    schemes = bundle.weights.schemes
-    dtypes = {name: bundle.manifest.schemes.get(name, "float32") for name in schemes}
-    program = engines.build(bundle.graph, schemes, dtypes, exact=False)
+    program = engines.build(bundle.graph, bundle.weights.runs, exact=False)
     layout = plan_layout(bundle.spec, 8)
     tables = {**program.tables(), **engines._kv_tables(bundle, layout, "float16")}
     vectors = [np.ones(len(bundle.weights.read(vector.name)), np.float32) for vector in program.vectors]
     _native.Engine(tables, vectors, "", 1)
-    records = {"buffers": "buffer", "matrices": "matrix", "ropes": "rope", "rings": "ring", "layers": "layer"}
-    for table in tables:
+    records = {
+        "buffers": "buffer",
+        "matrices": "matrix",
+        "ropes": "rope",
+        "rings": "ring",
+        "layers": "layer",
+        "runs": "run",
+    }
+    for table in (*tables, "runs"):
         for index in range(len(entries_of(tables, [table]))):
             copy = deepcopy(tables)
             entry = entries_of(copy, [table])[index]

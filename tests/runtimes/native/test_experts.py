@@ -121,9 +121,9 @@ def test_hostile_routers_are_refused(changes: dict[str, Any], words: str) -> Non
 EXPERT_STEPS: list[dict[str, Any]] = [
     {"kind": "embed", "output": 1, "matrix": 0, "scale": 1.0},
     {"kind": "embed", "output": 2, "matrix": 1, "scale": 1.0},
-    {"kind": "expert_gate", "input": 1, "routing": 2, "output": 3, "matrix": 2, "top_k": 2, "activation": "silu",
+    {"kind": "expert_gate", "input": 1, "routing": 2, "output": 3, "gate": 2, "up": 3, "top_k": 2, "activation": "silu",
      "crest": 0.0},
-    {"kind": "expert_down", "input": 3, "routing": 2, "output": 4, "matrix": 3, "top_k": 2},
+    {"kind": "expert_down", "input": 3, "routing": 2, "output": 4, "matrix": 4, "top_k": 2},
     {"kind": "select", "input": 4, "output": 0},
 ]  # fmt: skip
 
@@ -139,7 +139,8 @@ def expert_engine(**changes: Any) -> Any:
     matrices = [
         ("float32", 0, 64, [9]),
         ("float32", 0, 4, [9]),
-        ("float32", 0, 64, [40] * 8),
+        ("float32", 0, 64, [40] * 4),
+        ("float32", 0, 64, [40] * 4),
         ("float32", 0, 40, [64] * 4),
     ]
     return _native.Engine(tables(steps, buffers, matrices), [], "", 2)
@@ -148,24 +149,23 @@ def expert_engine(**changes: Any) -> Any:
 def test_a_row_that_chooses_more_than_it_may_stays_within_its_part() -> None:
     """Routing is data too: of four experts with a weight the first two count, and other rows are what they were."""
     random = np.random.default_rng(0)
-    x, weights = random.normal(size=(9, 64)).astype(np.float32), random.normal(size=(8, 40, 64)).astype(np.float32)
+    x, weights = random.normal(size=(9, 64)).astype(np.float32), random.normal(size=(2, 4, 40, 64)).astype(np.float32)
     downs, routing = random.normal(size=(4, 64, 40)).astype(np.float32), np.zeros((9, 4), np.float32)
     routing[np.arange(9), np.arange(9) % 4] = 0.5
     routing[4] = [0.1, 0.2, 0.3, 0.4]
     engine = expert_engine()
     for matrix, rows in ((0, x), (1, routing)):
         pack(engine, matrix, 0, rows.view(np.uint8).reshape(9, -1))
-    for part in range(8):
-        pack(engine, 2, part, weights[part].view(np.uint8).reshape(40, -1))
-    for part in range(4):
-        pack(engine, 3, part, downs[part].view(np.uint8).reshape(64, -1))
+    for expert in range(4):
+        for n, rows in enumerate((weights[0, expert], weights[1, expert], downs[expert])):
+            pack(engine, 2 + n, expert, rows.view(np.uint8).reshape(len(rows), -1))
     ids, out = np.arange(9, dtype=np.int32), np.empty((9, 64), np.float32)
     engine.forward(ids, np.array([[9, 0]]), [[]], [], ids.astype(np.int64), out)
     counted = routing.copy()
     counted[4, 2:] = 0
     wanted = np.zeros((9, 64))
     for expert in range(4):
-        gate, up = x @ weights[2 * expert].T.astype(np.float64), x @ weights[2 * expert + 1].T.astype(np.float64)
+        gate, up = x @ weights[0, expert].T.astype(np.float64), x @ weights[1, expert].T.astype(np.float64)
         wanted += counted[:, expert, None] * ((gate / (1 + np.exp(-gate)) * up) @ downs[expert].T)
     np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=2e-3)
 
@@ -175,12 +175,13 @@ def test_a_row_that_chooses_more_than_it_may_stays_within_its_part() -> None:
     [
         ({"at": 2, "top_k": 3}, "an output that does not fit"),
         ({"at": 2, "top_k": 5}, "more chosen experts than there are"),
-        ({"at": 2, "matrix": 3}, "does not fit its matrix"),
+        ({"at": 2, "gate": 4}, "does not fit its matrix"),
+        ({"at": 2, "up": 0}, "another number of weights than experts"),
         ({"at": 2, "routing": 1}, "another number of weights than experts"),
         ({"at": 2, "output": 1}, "an output that"),
         ({"at": 2, "crest": -1.0}, "an output that does not fit"),
         ({"at": 3, "top_k": 1}, "an input that does not fit its matrix"),
-        ({"at": 3, "matrix": 2}, "another number of weights than experts|does not fit its matrix"),
+        ({"at": 3, "matrix": 1}, "another number of weights than experts|does not fit its matrix"),
         ({"at": 3, "output": 2}, "an output that"),
     ],
 )

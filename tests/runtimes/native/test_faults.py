@@ -153,10 +153,10 @@ def test_reading_stops_at_the_rows_of_the_last_forward() -> None:
 
 
 @pytest.mark.parametrize("first", [-1, 4, 2**63 - 1])
-def test_rows_are_packed_where_the_matrix_has_them(first: int) -> None:
+def test_rows_are_packed_where_the_run_has_them(first: int) -> None:
     """The largest number and one more would be below every bound, once it has gone round."""
     nothing = np.empty((1, 0), np.uint8)
-    with pytest.raises(ValueError, match="rows that the matrix does not have"):
+    with pytest.raises(ValueError, match="rows that the run does not have"):
         picker().pack(0, 0, first, np.zeros((1, 4 * DIM), np.uint8), nothing, nothing)
 
 

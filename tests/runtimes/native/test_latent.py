@@ -20,7 +20,6 @@ from edge.graph import build
 from edge.kv import plan_layout
 from edge.layers import Gqa, Mla
 from edge.options import RuntimeOptions
-from edge.payload import parse_scheme
 from edge.runtime import open_runtime
 from edge.session import Session
 from exporters.reference import Reference
@@ -30,7 +29,7 @@ from runtimes.native.engine import NativeRuntime
 from runtimes.native.program import KV_DTYPES
 from tests.exporters.tiny import tiny_deepseek_v2, tiny_deepseek_v3
 from tests.runtimes.native.kernel_sets import SETS
-from tests.specs import small_spec
+from tests.specs import runs_of, small_spec
 
 _native = pytest.importorskip("runtimes.native._native", reason="the native engine was not built here")
 DENSE = {"first_k_dense_replace": 3}
@@ -104,7 +103,7 @@ class Made:
         }
         self.shapes = {name: array.shape for name, array in self.arrays.items()}
         self.schemes = dict.fromkeys(self.arrays)
-        self.formats = dict.fromkeys(self.arrays, "float32")
+        self.runs = runs_of(self.graph, "float32")
 
     @property
     def weights(self) -> Made:
@@ -165,18 +164,17 @@ def test_a_token_takes_a_latent_and_a_rope_key() -> None:
 
 
 def test_matrices_of_heads_take_codes_where_groups_are_whole() -> None:
-    """At V2's sizes both are read as stored, from codes of what they multiply; no panel belongs to two heads."""
+    """At V2's sizes both are read as stored, from codes of what they multiply; each head has panels of its own."""
     for attention, codes in ((Mla(16, None, 512, 128, 64, 128, 0.1, rope=1), True), (MLA, False)):
         spec = mixed_spec()
         spec = replace(spec, layers=(replace(spec.layers[0], attention=attention),),
                        ropes=(RopeSpec(16, 1e4), RopeSpec(attention.rope_dim, 1e4)))  # fmt: skip
         graph = build(spec)
-        schemes = {weight.name: parse_scheme("int4-g32-sym") for weight in graph.weights}
-        program = builder.build(graph, schemes, dict.fromkeys(schemes, ""), exact=False)
+        program = builder.build(graph, runs_of(graph, "int4-g32-sym"), exact=False)
         steps = [step for step in program.instructions if step.kind == "head_linear"]
         assert [program.buffers[step["input"]]["codes"] for step in steps] == [codes] * 2
-        assert [step["matrix"].weights[0].stored[0] for step in steps] == [
-            attention.heads * attention.latent_dim, attention.heads * attention.value_dim,
+        assert [step["matrix"].record()["rows"] for step in steps] == [
+            [attention.latent_dim] * attention.heads, [attention.value_dim] * attention.heads,
         ]  # fmt: skip
         write, attend = (
             next(step for step in program.instructions if step.kind == kind)
@@ -239,10 +237,9 @@ def test_hostile_programs_are_refused_or_harmless(kind: str) -> None:
         ("latent_attention", {"layer": 0}, "a layer with more than one latent"),
         ("latent_attention", {"rope": 0}, "a rope of more pairs than its heads"),
         ("latent_attention", {"scale": 0.0}, "a scale that is not possible"),
-        ("head_linear", {"heads": 4}, "an input of another width than its heads"),
-        ("head_linear", {"heads": 7}, "rows that are not those of its heads"),
-        ("head_linear", {"heads": 0}, "rows that are not those of its heads"),
-        ("head_linear", {"matrix": 0}, "has"),
+        ("head_linear", {"matrix": 0}, "an input of another width than its heads"),
+        ("head_linear", {"matrix": 1}, "heads of several sizes"),
+        ("head_linear", {"output": 1}, "an output that does not fit"),
     ],
 )
 def test_a_program_that_does_not_fit_is_refused(kind: str, change: dict[str, Any], message: str) -> None:

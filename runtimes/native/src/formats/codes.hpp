@@ -36,41 +36,41 @@ template <typename Format, int kCodeBits> struct Codes {
   static constexpr bool kCodes = true;
 
   // Puts row `row` of `rows` into lane `lane` of its panel.
-  static void pack(const Matrix &m, const SourceRows &rows, int64_t row, uint8_t *panel, int lane) {
-    const int64_t bytes = (int64_t)m.group * kBits / 8; // of a row's codes in a group
-    for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes) {
-      const uint8_t *codes = rows.codes + (row * m.groups + group) * bytes;
-      for (int64_t block = 0; block < m.group / kBlock; ++block) {
-        uint8_t *run = panel + (block * 2 + lane / 16) * kBits * 64 + lane % 16 * 4;
+  static void pack(const Run &run, const SourceRows &rows, int64_t row, uint8_t *panel, int lane) {
+    const int64_t bytes = (int64_t)run.group * kBits / 8; // of a row's codes in a group
+    for (int64_t group = 0; group < run.groups; ++group, panel += run.group_bytes) {
+      const uint8_t *codes = rows.codes + (row * run.groups + group) * bytes;
+      for (int64_t block = 0; block < run.group / kBlock; ++block) {
+        uint8_t *lines = panel + (block * 2 + lane / 16) * kBits * 64 + lane % 16 * 4;
         if (kBits == 4)
-          pack_nibbles(codes + block * 16, run);
+          pack_nibbles(codes + block * 16, lines);
         else
           for (int line = 0; line < 8; ++line)
-            __builtin_memcpy(run + line * 64, codes + block * 32 + line * 4, 4);
+            __builtin_memcpy(lines + line * 64, codes + block * 32 + line * 4, 4);
       }
-      __builtin_memcpy(panel + m.scales_at + lane * 2, rows.scales + row * m.groups + group, 2);
-      Format::pack_extra(m, rows, row, group, panel + m.extra_at, lane);
+      __builtin_memcpy(panel + run.scales_at + lane * 2, rows.scales + row * run.groups + group, 2);
+      Format::pack_extra(run, rows, row, group, panel + run.extra_at, lane);
     }
   }
 
-  static GroupData load_scales(const Matrix &m, const uint8_t *group, int half) {
+  static GroupData load_scales(const Run &run, const uint8_t *group, int half) {
     GroupData data;
-    data.scales = load_half((const uint16_t *)(group + m.scales_at) + half * 16);
+    data.scales = load_half((const uint16_t *)(group + run.scales_at) + half * 16);
     return data;
   }
 
   // The codes of 16 rows in one column.
-  static Ints codes(const Matrix &m, const uint8_t *group, int64_t column, int half) {
+  static Ints codes(const Run &run, const uint8_t *group, int64_t column, int half) {
     const int64_t line = column % kBlock / 4;
-    const uint8_t *run = group + (column % m.group / kBlock * 2 + half) * kBits * 64;
+    const uint8_t *lines = group + (column % run.group / kBlock * 2 + half) * kBits * 64;
     const int shift = (int)(column % 4) * 8 + (kBits == 4 && line >= 4 ? 4 : 0);
-    return bits_of(load_bytes(run + line % kBits * 64), shift, (1 << kBits) - 1);
+    return bits_of(load_bytes(lines + line % kBits * 64), shift, (1 << kBits) - 1);
   }
 
   // Sixteen rows of a column as floats.
-  static Floats unpack(const Matrix &m, const uint8_t *panel, int64_t column, int half) {
-    const uint8_t *group = panel + column / m.group * m.group_bytes;
-    const GroupData data = Format::load(m, group, half);
-    return add(mul(data.scales, to_float(codes(m, group, column, half))), Format::shift(data));
+  static Floats unpack(const Run &run, const uint8_t *panel, int64_t column, int half) {
+    const uint8_t *group = panel + column / run.group * run.group_bytes;
+    const GroupData data = Format::load(run, group, half);
+    return add(mul(data.scales, to_float(codes(run, group, column, half))), Format::shift(data));
   }
 };

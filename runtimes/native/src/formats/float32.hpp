@@ -1,18 +1,7 @@
 // float32: numbers, multiplied by float activations.
 #pragma once
 
-struct Float32 {
+struct Float32 : FloatWeights<Float32, float> {
   static constexpr const char *kName = "float32";
-  static constexpr int kBits = 32;
-  static constexpr bool kCodes = false;
-  static constexpr int64_t kExtra = 0;
-
-  static int64_t row_extra(int64_t) { return 0; }
-  static void pack(const Matrix &m, const SourceRows &rows, int64_t row, uint8_t *panel, int lane) {
-    for (int64_t column = 0; column < m.columns; ++column)
-      __builtin_memcpy(panel + (column * kPanel + lane) * 4, rows.codes + (row * m.columns + column) * 4, 4);
-  }
-  static Floats unpack(const Matrix &, const uint8_t *panel, int64_t column, int half) {
-    return load((const float *)panel + column * kPanel + half * 16);
-  }
+  static Floats sixteen(const float *numbers) { return load(numbers); }
 };

@@ -7,12 +7,12 @@ struct Int4Affine : Codes<Int4Affine, 4> {
   static constexpr bool kOffsets = true;
 
   static int64_t row_extra(int64_t groups) { return groups * 2; }
-  static void pack_extra(const Matrix &m, const SourceRows &rows, int64_t row, int64_t group, uint8_t *extra, int lane) {
-    __builtin_memcpy(extra + lane * 2, rows.extra + (row * m.groups + group) * 2, 2);
+  static void pack_extra(const Run &run, const SourceRows &rows, int64_t row, int64_t group, uint8_t *extra, int lane) {
+    __builtin_memcpy(extra + lane * 2, rows.extra + (row * run.groups + group) * 2, 2);
   }
-  static GroupData load(const Matrix &m, const uint8_t *group, int half) {
-    GroupData data = load_scales(m, group, half);
-    data.offsets = load_half((const uint16_t *)(group + m.extra_at) + half * 16);
+  static GroupData load(const Run &run, const uint8_t *group, int half) {
+    GroupData data = load_scales(run, group, half);
+    data.offsets = load_half((const uint16_t *)(group + run.extra_at) + half * 16);
     return data;
   }
   static Floats shift(const GroupData &data) { return data.offsets; }

@@ -8,12 +8,12 @@ struct Int4Zp : Codes<Int4Zp, 4> {
   static constexpr bool kOffsets = false;
 
   static int64_t row_extra(int64_t groups) { return (groups + 1) / 2; }
-  static void pack_extra(const Matrix &m, const SourceRows &rows, int64_t row, int64_t group, uint8_t *extra, int lane) {
-    extra[lane] = rows.extra[row * ((m.groups + 1) / 2) + group / 2] >> (group % 2 * 4) & 15;
+  static void pack_extra(const Run &run, const SourceRows &rows, int64_t row, int64_t group, uint8_t *extra, int lane) {
+    extra[lane] = rows.extra[row * ((run.groups + 1) / 2) + group / 2] >> (group % 2 * 4) & 15;
   }
-  static GroupData load(const Matrix &m, const uint8_t *group, int half) {
-    GroupData data = load_scales(m, group, half);
-    data.zeros = widen(group + m.extra_at + half * 16);
+  static GroupData load(const Run &run, const uint8_t *group, int half) {
+    GroupData data = load_scales(run, group, half);
+    data.zeros = widen(group + run.extra_at + half * 16);
     return data;
   }
   static Floats shift(const GroupData &data) { return sub(splat(0), mul(data.scales, to_float(data.zeros))); }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "formats/codes.hpp"
+#include "formats/floats.hpp"
 
 #include "formats/float16.hpp"
 #include "formats/float32.hpp"

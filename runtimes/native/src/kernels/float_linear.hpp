@@ -3,18 +3,18 @@
 #pragma once
 
 // The weights of a panel as floats, [columns][32].
-template <typename F> inline void unpack_floats(const Matrix &m, const uint8_t *panel, float *out) {
-  for (int64_t column = 0; column < m.columns; ++column)
+template <typename F> inline void unpack_floats(const Run &run, const uint8_t *panel, float *out) {
+  for (int64_t column = 0; column < run.columns; ++column)
     for (int half = 0; half < 2; ++half)
-      store(out + column * kPanel + half * 16, F::unpack(m, panel, column, half));
+      store(out + column * kPanel + half * 16, F::unpack(run, panel, column, half));
 }
 
-template <typename F> void read_row(const Matrix &m, int64_t row, float scale, float *out) {
-  const uint8_t *panel = m.data + row / kPanel * m.panel_bytes;
+template <typename F> void read_row(const Run &run, int64_t row, float scale, float *out) {
+  const uint8_t *panel = run.data + row / kPanel * run.panel_bytes;
   const int64_t lane = row % kPanel;
-  for (int64_t column = 0; column < m.columns; ++column) {
+  for (int64_t column = 0; column < run.columns; ++column) {
     float lanes[16];
-    store(lanes, F::unpack(m, panel, column, (int)lane / 16));
+    store(lanes, F::unpack(run, panel, column, (int)lane / 16));
     out[column] = scale * lanes[lane % 16];
   }
 }
@@ -39,12 +39,12 @@ inline void float_tokens(const float *weights, int64_t columns, const float *x, 
 }
 
 template <typename F>
-inline void panel_float(const Matrix &m, int64_t index, const float *x, int64_t stride, int64_t tokens, float *scratch,
+inline void panel_float(const Run &run, int64_t index, const float *x, int64_t stride, int64_t tokens, float *scratch,
                  float *out) {
-  unpack_floats<F>(m, m.data + index * m.panel_bytes, scratch);
+  unpack_floats<F>(run, run.data + index * run.panel_bytes, scratch);
   int64_t t = 0;
   for (; t + kTokens <= tokens; t += kTokens)
-    float_tokens<kTokens>(scratch, m.columns, x + t * stride, stride, out + t * kPanel);
+    float_tokens<kTokens>(scratch, run.columns, x + t * stride, stride, out + t * kPanel);
   for (; t < tokens; ++t)
-    float_tokens<1>(scratch, m.columns, x + t * stride, stride, out + t * kPanel);
+    float_tokens<1>(scratch, run.columns, x + t * stride, stride, out + t * kPanel);
 }

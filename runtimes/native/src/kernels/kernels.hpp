@@ -26,11 +26,15 @@ struct QuantRows {
   uint8_t *flag = nullptr;
   int64_t blocks = 0;
 
-  QuantRows from(int64_t row) const {
-    const int64_t at = row * blocks;
-    return {hi + at * kBlock, lo + at * kBlock, block + at, flag + at, blocks};
+  QuantRows from(int64_t row) const { return after(row * blocks); }
+  // The same rows without the first `count` blocks of each.
+  QuantRows after(int64_t count) const {
+    return {hi + count * kBlock, lo + count * kBlock, block + count, flag + count, blocks};
   }
 };
+
+// How many codes a row of `width` numbers has: it ends with a whole group of any size, and with zeros.
+constexpr int64_t padded_codes(int64_t width) { return (width + kMostGroup - 1) / kMostGroup * kMostGroup; }
 
 // The flagged blocks of quantized rows: rows[starts[b]] … rows[starts[b + 1] - 1] are those whose block b is flagged.
 struct Flagged {
@@ -84,14 +88,14 @@ struct Softmax {
 struct LinearKernels {
   // out [tokens][32] = the rows of a panel times quantized activations; of one token `Flagged` is not looked at.
   // `scratch` holds the panel's codes as bytes. nullptr for a format of floats.
-  void (*panel)(const Matrix &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
+  void (*panel)(const Run &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
                 float *out);
   // The same from float activations x [tokens][stride], for formats of floats and for verification. `scratch` holds
   // floats.
-  void (*panel_float)(const Matrix &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
+  void (*panel_float)(const Run &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
                       float *out);
-  // A row of a matrix of one weight as floats, times `scale`.
-  void (*read_row)(const Matrix &, int64_t row, float scale, float *out);
+  // Row `row` of the panels of a run as floats, times `scale`.
+  void (*read_row)(const Run &, int64_t row, float scale, float *out);
 };
 
 struct Kernels {

@@ -27,11 +27,11 @@ inline void fetch_share(const uint8_t *from, int64_t bytes, int64_t first, int64
 }
 
 // The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
-template <typename F> inline void unpack_codes(const Matrix &m, const uint8_t *panel, uint8_t *codes) {
-  for (int64_t group = 0; group < m.groups; ++group, panel += m.group_bytes) {
-    fetch_ahead(panel, m.group_bytes);
-    for (int64_t run = 0; run < m.group / kBlock * 2; ++run, codes += 512) {
-      const uint8_t *lines = panel + run * F::kBits * 64;
+template <typename F> inline void unpack_codes(const Run &run, const uint8_t *panel, uint8_t *codes) {
+  for (int64_t group = 0; group < run.groups; ++group, panel += run.group_bytes) {
+    fetch_ahead(panel, run.group_bytes);
+    for (int64_t half = 0; half < run.group / kBlock * 2; ++half, codes += 512) {
+      const uint8_t *lines = panel + half * F::kBits * 64;
       for (int line = 0; line < 4 && F::kBits == 4; ++line) {
         Bytes both = load_bytes(lines + line * 64);
         store_bytes(codes + line * 64, low_nibbles(both));
@@ -130,15 +130,15 @@ inline void add_low(Floats32 (&total)[kCount], const GroupData (&data)[2], const
 // A panel's rows for one token, from its codes as they lie in it. The lo parts have a sum of their own, added last: a
 // panel that is read only once sums them up along with the hi parts.
 template <typename F>
-inline void stream_token(const Matrix &m, const uint8_t *panel, const QuantRows &x, int64_t token, float *out) {
+inline void stream_token(const Run &run, const uint8_t *panel, const QuantRows &x, int64_t token, float *out) {
   Floats32 total = {{splat(0), splat(0)}}, low[1] = {total};
   const int8_t *hi[1] = {x.hi + token * x.blocks * kBlock};
   int64_t at[1] = {token * x.blocks};
-  for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
-    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
-    fetch_ahead(group, m.group_bytes);
+  for (const uint8_t *group = panel, *end = panel + run.groups * run.group_bytes; group < end; group += run.group_bytes) {
+    const GroupData data[2] = {F::load(run, group, 0), F::load(run, group, 1)};
+    fetch_ahead(group, run.group_bytes);
     const uint8_t *codes = group;
-    for (int32_t column = 0; column < m.group; column += kBlock, codes += F::kBits * 128, hi[0] += kBlock, ++at[0]) {
+    for (int32_t column = 0; column < run.group; column += kBlock, codes += F::kBits * 128, hi[0] += kBlock, ++at[0]) {
       Ints32 high[2] = {start<F>(x.block[at[0]].eight_hi, data), nothing()};
       dot_block<F::kBits, F::kBits == 4, 1, 2>(codes, hi, high);
       add_block<F>(total, to_floats(add(high[0], high[1])), data, x.block[at[0]]);
@@ -152,7 +152,7 @@ inline void stream_token(const Matrix &m, const uint8_t *panel, const QuantRows 
 
 // Adds a panel's rows for tokens first … first + kCount - 1, from its codes unpacked, to the sums of their lo parts.
 template <typename F, int kCount>
-inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *codes, const QuantRows &x, int64_t first,
+inline void panel_tokens(const Run &run, const uint8_t *panel, const uint8_t *codes, const QuantRows &x, int64_t first,
                          float *out) {
   Floats32 total[kCount];
   const int8_t *hi[kCount];
@@ -163,9 +163,9 @@ inline void panel_tokens(const Matrix &m, const uint8_t *panel, const uint8_t *c
     hi[t] = x.hi + (first + t) * x.blocks * kBlock;
     block[t] = x.block + (first + t) * x.blocks;
   }
-  for (const uint8_t *group = panel, *end = panel + m.groups * m.group_bytes; group < end; group += m.group_bytes) {
-    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
-    for (int32_t column = 0; column < m.group; column += kBlock, codes += 1024) {
+  for (const uint8_t *group = panel, *end = panel + run.groups * run.group_bytes; group < end; group += run.group_bytes) {
+    const GroupData data[2] = {F::load(run, group, 0), F::load(run, group, 1)};
+    for (int32_t column = 0; column < run.group; column += kBlock, codes += 1024) {
       if constexpr (kMatrixDots && kCount == 2) {
         add_tiles<F>(total, data, codes, x, block[0] - x.block);
       } else {
@@ -214,15 +214,15 @@ inline void sum_low(const GroupData (&data)[2], const uint8_t *codes, const Quan
 
 // The sums of all lo parts of a panel, block after block.
 template <typename F>
-inline void sum_lows(const Matrix &m, const uint8_t *panel, const uint8_t *unpacked, const QuantRows &x,
+inline void sum_lows(const Run &run, const uint8_t *panel, const uint8_t *unpacked, const QuantRows &x,
                      const Flagged &flagged, float *out) {
-  const int64_t each = m.group / kBlock;
-  for (int64_t block = 0; block < m.groups * each; ++block) {
+  const int64_t each = run.group / kBlock;
+  for (int64_t block = 0; block < run.groups * each; ++block) {
     const int32_t *token = flagged.rows + flagged.starts[block], *end = flagged.rows + flagged.starts[block + 1];
     if (token == end)
       continue;
-    const uint8_t *group = panel + block / each * m.group_bytes;
-    const GroupData data[2] = {F::load(m, group, 0), F::load(m, group, 1)};
+    const uint8_t *group = panel + block / each * run.group_bytes;
+    const GroupData data[2] = {F::load(run, group, 0), F::load(run, group, 1)};
     // Of tiles there is no use for tokens that are not neighbours.
     constexpr bool kPacked = kMatrixDots && F::kBits == 4;
     const uint8_t *codes = kMatrixDots ? group + block % each * F::kBits * 128 : unpacked + block * 1024;
@@ -234,19 +234,19 @@ inline void sum_lows(const Matrix &m, const uint8_t *panel, const uint8_t *unpac
 }
 
 template <typename F>
-inline void panel(const Matrix &m, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
+inline void panel(const Run &run, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
                        uint8_t *scratch, float *out) {
-  const uint8_t *panel = m.data + index * m.panel_bytes;
+  const uint8_t *panel = run.data + index * run.panel_bytes;
   int64_t t = 0;
   if (tokens >= (F::kBits == 4 ? kUnpackFrom : kTokens)) {
-    unpack_codes<F>(m, panel, scratch);
+    unpack_codes<F>(run, panel, scratch);
     __builtin_memset(out, 0, (size_t)tokens * kPanel * 4);
-    sum_lows<F>(m, panel, scratch, x, flagged, out);
+    sum_lows<F>(run, panel, scratch, x, flagged, out);
     for (; t + kTokens <= tokens; t += kTokens) {
-      fetch_share(panel + m.panel_bytes, m.panel_bytes, t, kTokens, tokens);
-      panel_tokens<F, kTokens>(m, panel, scratch, x, t, out);
+      fetch_share(panel + run.panel_bytes, run.panel_bytes, t, kTokens, tokens);
+      panel_tokens<F, kTokens>(run, panel, scratch, x, t, out);
     }
   }
   for (; t < tokens; ++t)
-    stream_token<F>(m, panel, x, t, out);
+    stream_token<F>(run, panel, x, t, out);
 }

@@ -1,4 +1,4 @@
-#include "ops/op.hpp"
+#include "ops/product.hpp"
 
 #include <stdexcept>
 
@@ -22,10 +22,8 @@ void plan_embed(Context &ctx, const Instruction &i, const Forward &f) {
 
 void run_embed(Context &ctx, const Instruction &i, RowRange rows, int32_t) {
   const Embed &o = as<Embed>(i);
-  const Matrix &m = ctx.matrix(o.matrix);
-  const LinearKernels &kernels = ctx.kernels.linear[m.format];
   for (int64_t row = rows.first; row < rows.first + rows.count; ++row)
-    kernels.read_row(m, ctx.forward->tokens[row], o.scale, ctx.row(o.output, row));
+    read_row(ctx, ctx.matrix(o.matrix), ctx.forward->tokens[row], o.scale, ctx.row(o.output, row));
 }
 
 } // namespace

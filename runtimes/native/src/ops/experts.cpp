@@ -1,6 +1,6 @@
 // Rows are grouped by expert: its weights are read once for all rows that have chosen it, and not at all if none has. A task
 // is a panel of 32 rows of each expert's weights.
-#include "ops/linear.hpp"
+#include "ops/product.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -10,16 +10,9 @@ namespace dsedge {
 namespace {
 
 constexpr int64_t kGathered = 64; // rows that are put together at a time
-constexpr int64_t kSlot = 128;    // numbers that a chosen expert's part of a row is padded to
 
-int64_t slot_width(int64_t size) { return (size + kSlot - 1) / kSlot * kSlot; }
-
-// Some rows of an input side by side, as products take them: codes, or floats.
-struct Inputs {
-  QuantRows codes;
-  const float *floats = nullptr;
-  int64_t stride = 0;
-};
+// A chosen expert's part of a row is padded as a row of codes would be.
+int64_t slot_width(int64_t size) { return padded_codes(size); }
 
 // Room for the lists of a forward's rows, and for rows of `width` numbers put together.
 void plan_experts(Context &ctx, const Forward &f, int64_t experts, int64_t top_k, int64_t width) {
@@ -75,6 +68,7 @@ Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, i
   const auto row = [&](int64_t n) { return s.rows[static_cast<size_t>(first + n)]; };
   Inputs in;
   in.stride = width;
+  in.count = count;
   if (!ctx.program.buffer(buffer).codes) {
     in.floats = count == 1 ? ctx.row(buffer, row(0)) + offset(0) : s.floats.data();
     for (int64_t n = 0; count > 1 && n < count; ++n)
@@ -83,10 +77,9 @@ Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, i
   }
   const int64_t blocks = width / kBlock;
   in.codes = {s.hi.data(), s.lo.data(), s.blocks.data(), s.flags.data(), blocks};
+  in.flagged = {s.flag_starts.data(), s.flag_rows.data()};
   for (int64_t n = 0; n < count; ++n) {
-    QuantRows from = ctx.activations.codes(buffer).from(row(n));
-    const int64_t at = offset(n) / kBlock;
-    from = {from.hi + at * kBlock, from.lo + at * kBlock, from.block + at, from.flag + at, blocks};
+    const QuantRows from = ctx.activations.codes(buffer).from(row(n)).after(offset(n) / kBlock);
     if (count == 1) {
       in.codes = from;
       return in;
@@ -97,17 +90,8 @@ Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, i
     std::copy_n(from.block, blocks, to.block);
     std::copy_n(from.flag, blocks, to.flag);
   }
-  find_flagged(in.codes, count, {s.flag_starts.data(), s.flag_rows.data()});
+  find_flagged(in.codes, count, in.flagged);
   return in;
-}
-
-void multiply(const Context &ctx, const Matrix &m, int64_t panel, const Inputs &in, int64_t count, Scratch &scratch,
-              ExpertScratch &s, float *results) {
-  const LinearKernels &kernels = ctx.kernels.linear[m.format];
-  if (in.floats)
-    kernels.panel_float(m, panel, in.floats, in.stride, count, reinterpret_cast<float *>(scratch.panel), results);
-  else
-    kernels.panel(m, panel, in.codes, {s.flag_starts.data(), s.flag_rows.data()}, count, scratch.panel, results);
 }
 
 // Calls work(expert, inputs, first, count) for each expert that was chosen, some of its rows at a time: s.rows[first] ….
@@ -136,33 +120,38 @@ Cost expert_cost(const MatrixShape &m, int64_t experts, int64_t top_k) {
 
 // ---- activation(gate) · up ----
 
-const MatrixShape &gates_of(const Program &program, const Instruction &i) { return program.matrix(as<ExpertGate>(i).matrix); }
-
-void verify_experts(const Checker &check, const MatrixShape &m, int32_t input, int64_t columns, int32_t routing,
-                    int64_t weights, int64_t top_k) {
-  const Buffer &in = check.program.buffer(input);
-  const int64_t experts = check.floats(routing).width;
-  check.require(in.width == columns && (!in.codes || format_of(m.format).codes), "an input that does not fit its matrix");
-  check.require(m.rows.size() == static_cast<size_t>(experts * weights) && !m.interleaved,
-                "another number of weights than experts");
+// `padded`: numbers of the input that belong to an expert's columns.
+void verify_experts(const Checker &check, const MatrixShape &m, const Buffer &in, int64_t padded, int64_t experts) {
+  verify_product(check, in, m, padded);
+  check.require(m.rows.size() == static_cast<size_t>(experts), "another number of weights than experts");
   for (int64_t rows : m.rows)
     check.require(rows == m.rows[0], "experts of several sizes");
-  check.require(top_k > 0 && top_k <= experts, "more chosen experts than there are");
 }
+
+const MatrixShape &gate_of(const Program &program, const Instruction &i) { return program.matrix(as<ExpertGate>(i).gate); }
+const MatrixShape &up_of(const Program &program, const Instruction &i) { return program.matrix(as<ExpertGate>(i).up); }
 
 void verify_gates(const Checker &check, const Instruction &i) {
   const ExpertGate &o = as<ExpertGate>(i);
-  const MatrixShape &m = gates_of(check.program, i);
-  verify_experts(check, m, o.input, m.columns, o.routing, 2, o.top_k);
-  check.require(check.program.buffer(o.output).width == o.top_k * slot_width(m.rows[0]) && o.crest >= 0,
+  const MatrixShape &gate = gate_of(check.program, i), &up = up_of(check.program, i);
+  const Buffer &in = check.program.buffer(o.input);
+  const int64_t experts = check.floats(o.routing).width;
+  for (const MatrixShape *m : {&gate, &up}) {
+    check.require(in.width == m->columns, "an input that does not fit its matrix");
+    verify_experts(check, *m, in, padded_codes(m->columns), experts);
+  }
+  check.require(gate.rows == up.rows, "matrices of other rows");
+  check.require(o.top_k > 0 && o.top_k <= experts, "more chosen experts than there are");
+  check.require(check.program.buffer(o.output).width == o.top_k * slot_width(gate.rows[0]) && o.crest >= 0,
                 "an output that does not fit");
   check.require(o.output != o.input && o.output != o.routing, "an output that is its input");
 }
 
-void reserve_gates(const Program &program, const Instruction &i, Room &room) { reserve_product(gates_of(program, i), room); }
+void reserve_gates(const Program &program, const Instruction &i, Room &room) { reserve_product(gate_of(program, i), room); }
 
 Cost gates_cost(const Program &program, const Instruction &i) {
-  return expert_cost(gates_of(program, i), program.buffer(as<ExpertGate>(i).routing).width, as<ExpertGate>(i).top_k);
+  const int64_t experts = program.buffer(as<ExpertGate>(i).routing).width, top_k = as<ExpertGate>(i).top_k;
+  return {.row = expert_cost(gate_of(program, i), experts, top_k).row + expert_cost(up_of(program, i), experts, top_k).row};
 }
 
 void plan_gates(Context &ctx, const Instruction &i, const Forward &f) {
@@ -170,7 +159,7 @@ void plan_gates(Context &ctx, const Instruction &i, const Forward &f) {
   plan_experts(ctx, f, ctx.width(o.routing), o.top_k, ctx.width(o.input));
 }
 
-int64_t gates_tasks(const Context &ctx, const Instruction &i) { return panels_of(gates_of(ctx.program, i).rows[0]); }
+int64_t gates_tasks(const Context &ctx, const Instruction &i) { return panels_of(gate_of(ctx.program, i).rows[0]); }
 
 // Writes 32 numbers of a row's part for an expert, and behind the last of them the padding.
 void put_gates(const Context &ctx, const ExpertGate &o, int64_t panel, int64_t panels, int64_t row, int64_t slot,
@@ -195,16 +184,16 @@ void put_gates(const Context &ctx, const ExpertGate &o, int64_t panel, int64_t p
 
 void run_gates(Context &ctx, const Instruction &i, int64_t begin, int64_t end, RowRange rows, int32_t thread) {
   const ExpertGate &o = as<ExpertGate>(i);
-  const Matrix &m = ctx.matrix(o.matrix);
-  const int64_t panels = gates_tasks(ctx, i), stride = slot_width(gates_of(ctx.program, i).rows[0]);
+  const Matrix &gate = ctx.matrix(o.gate), &up = ctx.matrix(o.up);
+  const int64_t panels = gates_tasks(ctx, i), stride = slot_width(gate_of(ctx.program, i).rows[0]);
   Scratch &scratch = ctx.activations.scratch(thread);
   ExpertScratch &s = ctx.experts[static_cast<size_t>(thread)];
   find_chosen(ctx, i, o.routing, o.top_k, rows, s);
   each_expert(ctx, o.input, input_width(ctx, o.input), false, ctx.width(o.routing), s,
               [&](int64_t e, const Inputs &in, int64_t first, int64_t count) {
                 for (int64_t panel = begin; panel < end; ++panel) {
-                  multiply(ctx, m, 2 * e * panels + panel, in, count, scratch, s, scratch.results);
-                  multiply(ctx, m, (2 * e + 1) * panels + panel, in, count, scratch, s, scratch.others);
+                  product(ctx, in, gate, e * panels + panel, scratch, scratch.results);
+                  product(ctx, in, up, e * panels + panel, scratch, scratch.others);
                   ctx.kernels.gate(scratch.results, scratch.others, count * kPanel, o.activation.kind, scratch.results);
                   for (int64_t n = 0; n < count; ++n)
                     put_gates(ctx, o, panel, panels, s.rows[static_cast<size_t>(first + n)],
@@ -228,7 +217,11 @@ const MatrixShape &downs_of(const Program &program, const Instruction &i) { retu
 void verify_downs(const Checker &check, const Instruction &i) {
   const ExpertDown &o = as<ExpertDown>(i);
   const MatrixShape &m = downs_of(check.program, i);
-  verify_experts(check, m, o.input, o.top_k * slot_width(m.columns), o.routing, 1, o.top_k);
+  const Buffer &in = check.program.buffer(o.input);
+  const int64_t experts = check.floats(o.routing).width;
+  check.require(in.width == o.top_k * slot_width(m.columns), "an input that does not fit its matrix");
+  verify_experts(check, m, in, slot_width(m.columns), experts);
+  check.require(o.top_k > 0 && o.top_k <= experts, "more chosen experts than there are");
   check.require(check.floats(o.output).width == m.rows[0], "an output that does not fit");
   check.require(o.output != o.input && o.output != o.routing, "an output that is its input");
 }
@@ -260,7 +253,7 @@ void run_downs(Context &ctx, const Instruction &i, int64_t begin, int64_t end, R
   each_expert(ctx, o.input, slot_width(downs_of(ctx.program, i).columns), true, ctx.width(o.routing), s,
               [&](int64_t e, const Inputs &in, int64_t first, int64_t count) {
                 for (int64_t panel = begin; panel < end; ++panel) {
-                  multiply(ctx, m, e * panels + panel, in, count, scratch, s, scratch.results);
+                  product(ctx, in, m, e * panels + panel, scratch, scratch.results);
                   const int64_t numbers = std::min<int64_t>(kPanel, width - panel * kPanel);
                   for (int64_t n = 0; n < count; ++n) {
                     const int64_t row = s.rows[static_cast<size_t>(first + n)];

@@ -1,5 +1,5 @@
-// A task is a panel of the gate's weight and the same panel of the other.
-#include "ops/linear.hpp"
+// A task is a panel of the gate and the same panel of the other matrix.
+#include "ops/product.hpp"
 #include "ops/quantize.hpp"
 
 #include <algorithm>
@@ -8,33 +8,39 @@ namespace dsedge {
 
 namespace {
 
-const MatrixShape &shape_of(const Program &program, const Instruction &i) {
-  return program.matrix(as<GatedLinear>(i).matrix);
+const MatrixShape &gate_of(const Program &program, const Instruction &i) {
+  return program.matrix(as<GatedLinear>(i).gate);
 }
+const MatrixShape &up_of(const Program &program, const Instruction &i) { return program.matrix(as<GatedLinear>(i).up); }
 
 void verify_gated(const Checker &check, const Instruction &i) {
   const GatedLinear &o = as<GatedLinear>(i);
-  const MatrixShape &m = shape_of(check.program, i);
-  verify_product(check, o.input, m, o.biases);
-  check.require(m.interleaved && m.rows.size() == 2, "other than two interleaved weights");
-  check.require(check.program.buffer(o.output).width == m.rows[0] && o.crest >= 0, "an output that does not fit");
+  const MatrixShape &gate = gate_of(check.program, i), &up = up_of(check.program, i);
+  const Buffer &in = check.program.buffer(o.input);
+  check.require(gate.rows.size() == 1 && gate.rows == up.rows, "matrices of several weights or of other rows");
+  for (const MatrixShape *m : {&gate, &up}) {
+    check.require(in.width == m->columns, "an input of another width than its matrix");
+    verify_product(check, in, *m, padded_codes(m->columns));
+  }
+  check.biases(o.biases, {gate.rows[0], up.rows[0]});
+  check.require(check.program.buffer(o.output).width == gate.rows[0] && o.crest >= 0, "an output that does not fit");
   check.require(o.output != o.input, "an output that is its input");
 }
 
-void reserve_gated(const Program &program, const Instruction &i, Room &room) {
-  reserve_product(shape_of(program, i), room);
+void reserve_gated(const Program &program, const Instruction &i, Room &room) { reserve_product(gate_of(program, i), room); }
+
+Cost gated_cost(const Program &program, const Instruction &i) {
+  return {.row = product_cost(gate_of(program, i)).row + product_cost(up_of(program, i)).row};
 }
 
-Cost gated_cost(const Program &program, const Instruction &i) { return product_cost(shape_of(program, i)); }
-
-int64_t gated_tasks(const Context &ctx, const Instruction &i) { return ctx.matrix(as<GatedLinear>(i).matrix).panels / 2; }
+int64_t gated_tasks(const Context &ctx, const Instruction &i) { return ctx.matrix(as<GatedLinear>(i).gate).panels; }
 
 // Thirty-two numbers of the activated gate are one block of what the next linear reads. Those that the last panel has
 // too many are 0.
 void put(const Context &ctx, const Instruction &i, int64_t panel, RowRange rows, const Scratch &scratch) {
   const GatedLinear &o = as<GatedLinear>(i);
   const int64_t first = panel * kPanel;
-  const int64_t count = std::min<int64_t>(kPanel, shape_of(ctx.program, i).rows[0] - first);
+  const int64_t count = std::min<int64_t>(kPanel, gate_of(ctx.program, i).rows[0] - first);
   add_bias(ctx, o.biases.ids[0], first, count, rows.count, scratch.results);
   add_bias(ctx, o.biases.ids[1], first, count, rows.count, scratch.others);
   ctx.kernels.gate(scratch.results, scratch.others, rows.count * kPanel, o.activation.kind, scratch.results);
@@ -48,12 +54,11 @@ void put(const Context &ctx, const Instruction &i, int64_t panel, RowRange rows,
 void run_panels(Context &ctx, const Instruction &i, const Instruction *lead, int64_t begin, int64_t end, RowRange rows,
                 int32_t thread) {
   const GatedLinear &o = as<GatedLinear>(i);
-  const Matrix &m = ctx.matrix(o.matrix);
   Scratch &scratch = ctx.activations.scratch(thread);
-  read_input(ctx, i, o.input, lead, rows, begin == 0, scratch);
+  const Inputs in = read_input(ctx, i, o.input, lead, rows, begin == 0, scratch);
   for (int64_t panel = begin; panel < end; ++panel) {
-    product(ctx, o.input, m, panel * 2, rows, scratch, scratch.results);
-    product(ctx, o.input, m, panel * 2 + 1, rows, scratch, scratch.others);
+    product(ctx, in, ctx.matrix(o.gate), panel, scratch, scratch.results);
+    product(ctx, in, ctx.matrix(o.up), panel, scratch, scratch.others);
     put(ctx, i, panel, rows, scratch);
   }
 }

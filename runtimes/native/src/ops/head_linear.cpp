@@ -1,6 +1,5 @@
-// A matrix for each head, all of them under one another in one. A task is a panel of 32 of its rows, which may belong to
-// several heads: they are then computed with the input of each.
-#include "ops/linear.hpp"
+// A weight for each head. A task is a panel of 32 rows of one.
+#include "ops/product.hpp"
 
 #include <algorithm>
 
@@ -16,12 +15,12 @@ void verify_head_linear(const Checker &check, const Instruction &i) {
   const HeadLinear &o = as<HeadLinear>(i);
   const MatrixShape &m = shape_of(check.program, i);
   const Buffer &in = check.program.buffer(o.input);
-  check.require(m.rows.size() == 1, "several weights");
-  check.require(o.heads > 0 && o.heads < 65536 && m.rows[0] % o.heads == 0, "rows that are not those of its heads");
-  check.require(in.width == o.heads * m.columns, "an input of another width than its heads");
-  check.require(!in.codes || (format_of(m.format).codes && m.columns % m.group == 0),
-                "codes as input of a matrix of floats or of groups that are not whole");
-  check.require(check.floats(o.output).width == m.rows[0] && o.output != o.input, "an output that does not fit");
+  const int64_t heads = static_cast<int64_t>(m.rows.size());
+  for (int64_t rows : m.rows)
+    check.require(rows == m.rows[0], "heads of several sizes");
+  check.require(in.width == heads * m.columns, "an input of another width than its heads");
+  verify_product(check, in, m, m.columns); // behind a head's numbers are the next one's
+  check.require(check.floats(o.output).width == heads * m.rows[0] && o.output != o.input, "an output that does not fit");
 }
 
 void reserve_head_linear(const Program &program, const Instruction &i, Room &room) {
@@ -34,26 +33,19 @@ int64_t head_linear_tasks(const Context &ctx, const Instruction &i) {
   return ctx.matrix(as<HeadLinear>(i).matrix).panels;
 }
 
-// Rows of a panel that belong to one head, and their results.
-void run_head(const Context &ctx, const HeadLinear &o, int64_t panel, int64_t head, RowRange rows, const Scratch &scratch) {
-  const Matrix &m = ctx.matrix(o.matrix);
-  const int64_t each = ctx.width(o.output) / o.heads;
-  const int64_t first = std::max(panel * kPanel, head * each), end = std::min((panel + 1) * kPanel, (head + 1) * each);
-  product_of_some(ctx, o.input, head * m.columns, m, panel, rows, scratch, scratch.results);
-  for (int64_t row = 0; row < rows.count; ++row)
-    std::copy_n(scratch.results + row * kPanel + first - panel * kPanel, end - first,
-                ctx.row(o.output, rows.first + row) + first);
-}
-
 void run_panels(Context &ctx, const Instruction &i, const Instruction *lead, int64_t begin, int64_t end, RowRange rows,
                 int32_t thread) {
   const HeadLinear &o = as<HeadLinear>(i);
-  const int64_t each = ctx.width(o.output) / o.heads;
+  const MatrixShape &m = shape_of(ctx.program, i);
+  const int64_t each = m.rows[0], panels = panels_of(each);
   Scratch &scratch = ctx.activations.scratch(thread);
-  read_input(ctx, i, o.input, lead, rows, begin == 0, scratch);
-  for (int64_t panel = begin; panel < end; ++panel)
-    for (int64_t head = panel * kPanel / each; head < o.heads && head * each < (panel + 1) * kPanel; ++head)
-      run_head(ctx, o, panel, head, rows, scratch);
+  const Inputs in = read_input(ctx, i, o.input, lead, rows, begin == 0, scratch);
+  for (int64_t panel = begin; panel < end; ++panel) {
+    const int64_t head = panel / panels, first = panel % panels * kPanel, count = std::min<int64_t>(kPanel, each - first);
+    product(ctx, in.after(head * m.columns), ctx.matrix(o.matrix), panel, scratch, scratch.results);
+    for (int64_t row = 0; row < rows.count; ++row)
+      std::copy_n(scratch.results + row * kPanel, count, ctx.row(o.output, rows.first + row) + head * each + first);
+  }
 }
 
 void run_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {

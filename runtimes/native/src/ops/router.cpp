@@ -15,10 +15,7 @@ void verify_router(const Checker &check, const Instruction &i) {
   check.alike({o.logits, o.output});
   check.require(o.logits != o.output, "an output that is its input");
   const int64_t experts = check.program.buffer(o.logits).width;
-  check.require(o.bias.ids.size() == 1, "other than one bias or none");
-  if (o.bias.ids[0] != kNone)
-    check.require(check.program.vectors[static_cast<size_t>(o.bias.ids[0])].size() == static_cast<size_t>(experts),
-                  "a bias that does not fit");
+  check.biases(o.bias, {experts});
   check.require((o.sigmoid | 1) == 1 && (o.normalize | 1) == 1, "a switch that is neither 0 nor 1");
   check.require(o.groups > 0 && experts % o.groups == 0 && o.top_groups > 0 && o.top_groups <= o.groups,
                 "groups that experts cannot be cut into");

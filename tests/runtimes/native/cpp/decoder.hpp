@@ -3,6 +3,8 @@
 
 #include "engine.hpp"
 
+#include "simd/half.hpp"
+
 #include <cstring>
 
 #include <random>
@@ -16,10 +18,47 @@ struct Sizes {
   int64_t slots = 400, window = 290, sinks = 3; // slots: of a sequence, of which there are two
   KvFormat format = KvFormat::kFloat16;
   bool latent = false; // attention over latents of `dim` numbers and keys of `rotary`
+  bool mixed = false;  // matrices in runs of formats
 };
 
 // Buffers: logits, x, normed, q, k, v, mixed, wanted; and the codes of hidden, mixed, inner, wanted.
 enum : int32_t { kX = 1, kNormed, kQ, kK, kV, kMixed, kWanted, kHiddenCodes, kMixedCodes, kInnerCodes, kWantedCodes };
+
+// Weights that are of one format each.
+inline MatrixShape in_one_format(const char *format, int32_t group, int64_t columns, std::vector<int64_t> rows) {
+  MatrixShape m{columns, std::move(rows), {}};
+  for (size_t n = 0; n < m.rows.size(); ++n)
+    m.runs.push_back({static_cast<int32_t>(n), 0, m.rows[n], 0, columns, find_format(format), group});
+  return m;
+}
+
+// Cuts the matrices of the decoder: rows on panels' ends and within them, columns of whole groups.
+inline void cut_in_runs(std::vector<MatrixShape> &matrices) {
+  const auto rows = [&](size_t matrix, size_t run, int64_t first, const char *format, int32_t group) {
+    std::vector<RunShape> &runs = matrices[matrix].runs;
+    RunShape rest = runs[run];
+    rest.row = first;
+    rest.rows -= first;
+    runs[run].rows = first;
+    runs[run].format = find_format(format);
+    runs[run].group = group;
+    runs.insert(runs.begin() + static_cast<std::ptrdiff_t>(run) + 1, rest);
+  };
+  const auto columns = [&](size_t matrix, int64_t first, const char *format, int32_t group) {
+    std::vector<RunShape> &runs = matrices[matrix].runs;
+    const RunShape whole = runs[0];
+    runs = {{0, 0, whole.rows, 0, first, find_format(format), group},
+            {0, 0, whole.rows, first, whole.columns - first, whole.format, whole.group}};
+  };
+  rows(0, 0, 20, "float16", 0);
+  rows(1, 2, 16, "int4-affine", 64);
+  rows(1, 1, 9, "int4-zp", 32);
+  rows(1, 0, 32, "int8-sym", 32);
+  columns(2, 64, "int8-sym", 32);
+  rows(3, 0, 33, "int8-sym", 32);
+  columns(5, 32, "int4-affine", 32);
+  rows(6, 0, 1, "int4-sym", 32);
+}
 
 inline std::vector<Instruction> attention_steps() {
   return {Embed{.output = {kX}, .matrix = {0}, .scale = 1},
@@ -33,12 +72,12 @@ inline std::vector<Instruction> attention_steps() {
 
 inline std::vector<Instruction> mlp_steps() {
   return {Norm{.input = {kX}, .output = {kNormed}, .codes = {kHiddenCodes}, .weight = {1}, .eps = 1e-5f, .crest = 4.5f},
-          GatedLinear{.input = {kHiddenCodes}, .output = {kInnerCodes}, .matrix = {3}, .biases = {{2, kNone}},
+          GatedLinear{.input = {kHiddenCodes}, .output = {kInnerCodes}, .gate = {3}, .up = {4}, .biases = {{2, kNone}},
                       .activation = {1}, .crest = 4.5f},
-          Linear{.input = {kInnerCodes}, .residual = {kX}, .outputs = {{kX}}, .matrix = {4}, .biases = {{kNone}}},
+          Linear{.input = {kInnerCodes}, .residual = {kX}, .outputs = {{kX}}, .matrix = {5}, .biases = {{kNone}}},
           Select{.input = {kX}, .output = {kWanted}},
           Quantize{.input = {kWanted}, .output = {kWantedCodes}, .crest = 0},
-          Linear{.input = {kWantedCodes}, .outputs = {{0}}, .matrix = {5}, .biases = {{kNone}}},
+          Linear{.input = {kWantedCodes}, .outputs = {{0}}, .matrix = {6}, .biases = {{kNone}}},
           Softcap{.input = {0}, .output = {0}, .cap = 30}};
 }
 
@@ -50,11 +89,11 @@ inline void attend_to_latents(Program &p, const Sizes &s) {
   const std::vector<Instruction> steps = {
       Linear{.input = {kHiddenCodes}, .outputs = {{kQ, kK, kV, nope}}, .matrix = {1}, .biases = {{kNone, kNone, kNone, kNone}}},
       Quantize{.input = {nope}, .output = {codes}, .crest = 4.5f},
-      HeadLinear{.input = {codes}, .output = {absorbed}, .matrix = {6}, .heads = s.heads},
+      HeadLinear{.input = {codes}, .output = {absorbed}, .matrix = {7}},
       KvWrite{.keys = {kK}, .values = {kV}, .layer = {0}, .rope = {0}},
       LatentAttention{.queries = {kQ}, .latent_queries = {absorbed}, .output = {mixed}, .layer = {0}, .heads = s.heads,
                       .rope = {0}, .scale = 0.002f},
-      HeadLinear{.input = {mixed}, .output = {kMixed}, .matrix = {7}, .heads = s.heads}};
+      HeadLinear{.input = {mixed}, .output = {kMixed}, .matrix = {8}}};
   p.instructions.erase(p.instructions.begin() + 2, p.instructions.begin() + 5);
   p.instructions.insert(p.instructions.begin() + 2, steps.begin(), steps.end());
   p.buffers[kQ].width = s.heads * s.rotary;
@@ -64,9 +103,10 @@ inline void attend_to_latents(Program &p, const Sizes &s) {
     p.buffers.push_back({s.heads * kNope, quantized, false});
   for (int n = 0; n < 2; ++n)
     p.buffers.push_back({s.heads * s.dim, false, false});
-  p.matrices[1].rows = {s.heads * s.rotary, s.rotary, s.dim, s.heads * kNope};
-  p.matrices.push_back({find_format("int4-sym"), 32, kNope, {s.heads * s.dim}, false});
-  p.matrices.push_back({find_format("int8-sym"), 32, s.dim, {s.heads * s.dim}, false});
+  const std::vector<int64_t> heads(static_cast<size_t>(s.heads), s.dim);
+  p.matrices[1] = in_one_format("int4-sym", 32, s.hidden, {s.heads * s.rotary, s.rotary, s.dim, s.heads * kNope});
+  p.matrices.push_back(in_one_format("int4-sym", 32, kNope, heads));
+  p.matrices.push_back(in_one_format("int8-sym", 32, s.dim, heads));
   p.kv.layers[0] = {0, 1, s.rotary, s.dim, s.format};
 }
 
@@ -80,12 +120,15 @@ inline Program make_program(const Sizes &s = {}) {
   p.buffers = {{kVocab, false, true}, {s.hidden, false, false}, {s.hidden, false, false}, {q, false, false},
                {kv, false, false},    {kv, false, false},       {q, false, false},        {s.hidden, false, true},
                {s.hidden, true, false}, {q, true, false},       {s.inner, true, false},   {s.hidden, true, true}};
-  p.matrices = {{find_format("float32"), 0, s.hidden, {kVocab}, false},
-                {find_format("int4-sym"), 32, s.hidden, {q, kv, kv}, false},
-                {find_format("int4-zp"), 64, q, {s.hidden}, false},
-                {find_format("int4-affine"), 32, s.hidden, {s.inner, s.inner}, true},
-                {find_format("int4-sym"), 128, s.inner, {s.hidden}, false},
-                {find_format("int8-sym"), 32, s.hidden, {kVocab}, false}};
+  p.matrices = {in_one_format("float32", 0, s.hidden, {kVocab}),
+                in_one_format("int4-sym", 32, s.hidden, {q, kv, kv}),
+                in_one_format("int4-zp", 64, q, {s.hidden}),
+                in_one_format("int4-affine", 32, s.hidden, {s.inner}),
+                in_one_format("int4-affine", 32, s.hidden, {s.inner}),
+                in_one_format("int4-sym", 128, s.inner, {s.hidden}),
+                in_one_format("int8-sym", 32, s.hidden, {kVocab})};
+  if (s.mixed)
+    cut_in_runs(p.matrices);
   p.vectors = {std::vector<float>(static_cast<size_t>(s.hidden), 1.0f), std::vector<float>(static_cast<size_t>(s.hidden / 3), 1.5f),
                std::vector<float>(static_cast<size_t>(s.inner), 0.1f)};
   p.ropes = {s.rotary / 2};
@@ -101,21 +144,24 @@ inline void fill(Engine &engine) {
   const Program &program = engine.program();
   for (size_t m = 0; m < program.matrices.size(); ++m) {
     const int32_t matrix = static_cast<int32_t>(m);
-    const RowBytes bytes = engine.row_bytes(matrix);
-    for (size_t part = 0; part < program.matrices[m].rows.size(); ++part) {
-      const int64_t rows = program.matrices[m].rows[part];
+    for (size_t n = 0; n < program.matrices[m].runs.size(); ++n) {
+      const RunShape &run = program.matrices[m].runs[n];
+      const RowBytes bytes = engine.row_bytes(matrix, static_cast<int32_t>(n));
+      const int64_t rows = run.rows;
       std::vector<uint8_t> codes(static_cast<size_t>(rows * bytes.codes)), extra(static_cast<size_t>(rows * bytes.extra));
       std::vector<uint16_t> scales(static_cast<size_t>(rows * bytes.scales / 2), 0x2c00); // 1/16
       for (uint8_t &code : codes)
         code = static_cast<uint8_t>(random());
       for (uint8_t &byte : extra)
         byte = static_cast<uint8_t>(random() % 44); // as halves: below 0.1
-      if (!format_of(program.matrices[m].format).codes)
-        for (size_t i = 0; i < codes.size() / 4; ++i) {
+      const size_t size = static_cast<size_t>(format_of(run.format).bits / 8);
+      if (!format_of(run.format).codes)
+        for (size_t i = 0; i < codes.size() / size; ++i) {
           const float value = static_cast<float>(static_cast<int32_t>(random() % 2001) - 1000) / 500;
-          std::memcpy(codes.data() + i * 4, &value, 4);
+          const uint16_t half = float_to_half(value);
+          std::memcpy(codes.data() + i * size, size == 4 ? static_cast<const void *>(&value) : &half, size);
         }
-      engine.pack(matrix, static_cast<int32_t>(part), {0, rows, codes.data(), scales.data(), extra.data()});
+      engine.pack(matrix, static_cast<int32_t>(n), {0, rows, codes.data(), scales.data(), extra.data()});
     }
   }
 }

@@ -24,6 +24,8 @@ const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 400, 290, 3, KvFormat::kFloat16,
                          {33, 17, 1, 13, 8, 65, 400, 290, 3, KvFormat::kFloat32, true}};
 // A chunk of 40 over a window of 7.
 const Sizes kShort = {48, 6, 2, 24, 16, 70, 80, 7, 3, KvFormat::kFloat16};
+// Matrices in runs of formats.
+const Sizes kMixed = {160, 6, 2, 24, 16, 150, 400, 290, 3, KvFormat::kFloat16, false, true};
 // A chunk of which each thread takes blocks of rows through several layers.
 const Sizes kLong = {45, 6, 2, 13, 6, 37, 352, 160, 3, KvFormat::kFloat16};
 
@@ -71,6 +73,8 @@ void test_bits(const char *kernels) {
   for (const Sizes &shape : kLatent)
     expect(same(run(kernels, 3, {30, 1, 8}, 330, shape), run(kernels, 1, {1}, 330, shape)),
            std::string("same bits for latents: ") + kernels);
+  expect(same(run(kernels, 3, {30, 1, 8}, 90, kMixed), run(kernels, 1, {1}, 90, kMixed)),
+         std::string("same bits from runs of formats: ") + kernels);
   expect(same(run(kernels, 2, {40, 3}, 90, kShort), run(kernels, 1, {1}, 90, kShort)),
          std::string("same bits from a chunk above the window: ") + kernels);
   const std::vector<float> alone = run(kernels, 1, {1}, 330, kLong);
@@ -209,10 +213,10 @@ void test_hostile_programs() {
   const int32_t values[] = {-2, -1, 0, 1, 2, 3, 7, 31, 48, 1 << 15, 2147483647, -2147483647 - 1};
   int refused = 0;
   for (int round = 0; round < 600; ++round) {
-    Program p = make_program(round % 3 ? Sizes{} : kLatent[0]);
+    Program p = make_program(round % 3 == 0 ? kLatent[0] : round % 3 == 1 ? kMixed : Sizes{});
     Instruction &i = p.instructions[random() % p.instructions.size()];
     const int32_t value = values[random() % std::size(values)];
-    switch (random() % 6) {
+    switch (random() % 7) {
     case 0:
       p.buffers[random() % p.buffers.size()].width = value;
       break;
@@ -223,6 +227,14 @@ void test_hostile_programs() {
       p.matrices[random() % p.matrices.size()].columns = value;
       break;
     case 3: {
+      std::vector<RunShape> &runs = p.matrices[random() % p.matrices.size()].runs;
+      RunShape &run = runs[random() % runs.size()];
+      int64_t *places[] = {&run.row, &run.rows, &run.column, &run.columns};
+      *places[random() % 4] = value;
+      run.group = random() % 4 ? run.group : value;
+      break;
+    }
+    case 4: {
       KvLayer &layer = p.kv.layers[0];
       int32_t *sizes[] = {&layer.ring, &layer.kv_heads, &layer.key_dim, &layer.value_dim};
       *sizes[random() % 4] = value;
@@ -292,6 +304,7 @@ int main() {
     test_blocks_without_codes(name);
   }
   test_sets_agree({});
+  test_sets_agree(kMixed);
   for (const Sizes &shape : kOdd)
     test_sets_agree(shape);
   for (const Sizes &shape : kLatent)
