@@ -117,9 +117,11 @@ def test_the_page_makes_an_op(tmp_path: Path) -> None:
         build,
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DCMAKE_BUILD_TYPE=Debug",
+        "-DDSEDGE_TESTS=ON",
         cwd=tree,
     )
-    run("cmake", "--build", build, "--parallel", "2", cwd=tree)
+    run("cmake", "--build", build, "--parallel", "2", "--target", "_native", "test_ops", cwd=tree)
+    assert run(build / "tests/runtimes/native/cpp/test_ops", cwd=tree).endswith("all passed\n")
     (extension,) = build.glob("_native*.so")
     shutil.copy(extension, tree / "runtimes" / "native")
     code = f"import sys; sys.path.insert(0, {str(tree)!r})\n{SCRIPT}"

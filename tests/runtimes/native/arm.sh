@@ -10,7 +10,7 @@ build=build/arm
     -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ &&
     cmake --build "$build" --parallel "$(nproc)"; } >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
 for processor in "max:portable neon i8mm" "neoverse-n1:portable neon" "cortex-a53:portable"; do
-    for test in test_kernels test_engine test_kv; do
+    for test in test_kernels test_ops test_engine test_kv; do
         said=$(qemu-aarch64 -L /usr/aarch64-linux-gnu -cpu "${processor%%:*}" "$build/tests/runtimes/native/cpp/$test")
         echo "${processor%%:*}, $test: $said"
         [[ $said == "${processor#*:} all passed" ]] || { echo "expected the kernel sets ${processor#*:}"; exit 1; }

@@ -177,7 +177,8 @@ public:
     const int64_t count = static_cast<int64_t>(tokens.size());
     const size_t pairs = tokens.size() * static_cast<size_t>(engine_.program().ropes[0]);
     std::vector<float> cos(pairs, 0.8f), sin(pairs, 0.6f);
-    std::vector<float> logits(tokens.size() * kVocab * static_cast<size_t>(times));
+    const size_t width = static_cast<size_t>(engine_.program().buffer(kLogits).width);
+    std::vector<float> logits(tokens.size() * width * static_cast<size_t>(times));
     std::vector<int64_t> runs;
     for (int64_t p = 0; p < length_ + count; ++p)
       if (p < sinks_ || p > length_ - window_)

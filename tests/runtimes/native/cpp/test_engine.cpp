@@ -25,7 +25,7 @@ const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 400, 290, 3, KvFormat::kFloat16,
 // A chunk of 40 over a window of 7.
 const Sizes kShort = {48, 6, 2, 24, 16, 70, 80, 7, 3, KvFormat::kFloat16};
 // Matrices in runs of formats.
-const Sizes kMixed = {160, 6, 2, 24, 16, 150, 400, 290, 3, KvFormat::kFloat16, false, true};
+const Sizes kRuns = {160, 6, 2, 24, 16, 150, 400, 290, 3, KvFormat::kFloat16, false, true};
 // A chunk of which each thread takes blocks of rows through several layers.
 const Sizes kLong = {45, 6, 2, 13, 6, 37, 352, 160, 3, KvFormat::kFloat16};
 
@@ -73,7 +73,7 @@ void test_bits(const char *kernels) {
   for (const Sizes &shape : kLatent)
     expect(same(run(kernels, 3, {30, 1, 8}, 330, shape), run(kernels, 1, {1}, 330, shape)),
            std::string("same bits for latents: ") + kernels);
-  expect(same(run(kernels, 3, {30, 1, 8}, 90, kMixed), run(kernels, 1, {1}, 90, kMixed)),
+  expect(same(run(kernels, 3, {30, 1, 8}, 90, kRuns), run(kernels, 1, {1}, 90, kRuns)),
          std::string("same bits from runs of formats: ") + kernels);
   expect(same(run(kernels, 2, {40, 3}, 90, kShort), run(kernels, 1, {1}, 90, kShort)),
          std::string("same bits from a chunk above the window: ") + kernels);
@@ -213,7 +213,7 @@ void test_hostile_programs() {
   const int32_t values[] = {-2, -1, 0, 1, 2, 3, 7, 31, 48, 1 << 15, 2147483647, -2147483647 - 1};
   int refused = 0;
   for (int round = 0; round < 600; ++round) {
-    Program p = make_program(round % 3 == 0 ? kLatent[0] : round % 3 == 1 ? kMixed : Sizes{});
+    Program p = make_program(round % 3 == 0 ? kLatent[0] : round % 3 == 1 ? kRuns : Sizes{});
     Instruction &i = p.instructions[random() % p.instructions.size()];
     const int32_t value = values[random() % std::size(values)];
     switch (random() % 7) {
@@ -304,7 +304,7 @@ int main() {
     test_blocks_without_codes(name);
   }
   test_sets_agree({});
-  test_sets_agree(kMixed);
+  test_sets_agree(kRuns);
   for (const Sizes &shape : kOdd)
     test_sets_agree(shape);
   for (const Sizes &shape : kLatent)

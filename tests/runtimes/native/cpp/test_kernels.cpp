@@ -112,21 +112,21 @@ float short_float(float x) {
   return std::ldexp(std::round(mantissa * 256), exponent - 8);
 }
 
-// Attention over 60 positions from 230 on, on both sides of position 256. `turn`: by how many slots they are turned round,
+// Attention over 60 positions from 230 on, on both sides of position 256. `offset`: by how many slots they are moved round the ring,
 // so that lines of slots are lines of positions (with 48) or not. With pairs of bfloat16 all that is multiplied has 8 bits,
 // weights too: a relative error of up to 2^-8 in each. Many rows come to the very numbers of each by itself. `latent`:
 // products of other queries with the values are part of the scores.
-void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap, int64_t turn, bool latent) {
+void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softcap, int64_t offset, bool latent) {
   constexpr int64_t kFirst = 230, kCount = 60, kSlots = 64, kWindow = 40, kRows = 20;
   const int32_t padded = (dim + 15) / 16 * 16;
   std::vector<float> keys(static_cast<size_t>(kSlots * dim), 0), values(static_cast<size_t>(kSlots * padded), 0);
   std::vector<uint16_t> scales(2 * kSlots);
-  const KvHead store{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, dim, padded, padded, format};
+  const KvHead kept{keys.data(), values.data(), scales.data(), scales.data() + kSlots, dim, dim, padded, padded, format};
   std::vector<float> key = random_floats(kCount * dim, 9), value = random_floats(kCount * dim, 10);
   std::vector<Piece> pieces;
   for (int64_t i = 0; i < kCount; ++i) {
-    const int64_t position = kFirst + i, slot = (position + turn) % kSlots;
-    k.write_row(store, slot, key.data() + i * dim, value.data() + i * dim);
+    const int64_t position = kFirst + i, slot = (position + offset) % kSlots;
+    k.write_row(kept, slot, key.data() + i * dim, value.data() + i * dim);
     if (i == 0 || position % kSpan == 0 || slot == 0)
       pieces.push_back({position, slot, 0});
     ++pieces.back().count;
@@ -148,7 +148,7 @@ void test_attention(const Kernels &k, int32_t dim, KvFormat format, float softca
     std::vector<float> part(static_cast<size_t>(rows * (2 + padded)), 0), state = part, some_queries = queries;
     std::fill_n(state.data(), rows, -INFINITY);
     const auto softmax = [&](std::vector<float> &s) { return Softmax{s.data(), s.data() + rows, s.data() + 2 * rows}; };
-    const AttentionTile tile{store, pieces.data(), static_cast<int64_t>(pieces.size()), 0, 1, positions.data() + first,
+    const AttentionTile tile{kept, pieces.data(), static_cast<int64_t>(pieces.size()), 0, 1, positions.data() + first,
                              some_queries.data() + first * padded, scores.data(), converted.data(),
                              static_cast<int32_t>(rows), kWindow, 0, 0.3f, softcap,
                              latent ? latent_queries.data() + first * dim : nullptr};
@@ -192,14 +192,14 @@ void test_gap(const Kernels &k, KvFormat format) {
   constexpr int32_t kDim = 16;
   std::vector<float> keys(32 * kDim, 0), values(32 * kDim, 0), query(kDim, 0), scores(kSpan);
   std::vector<uint16_t> scales(64);
-  const KvHead store{keys.data(), values.data(), scales.data(), scales.data() + 32, kDim, kDim, kDim, kDim, format};
+  const KvHead kept{keys.data(), values.data(), scales.data(), scales.data() + 32, kDim, kDim, kDim, kDim, format};
   const std::vector<float> ones(kDim, 1.0f);
   for (int64_t slot = 0; slot < 32; ++slot)
-    k.write_row(store, slot, ones.data(), ones.data());
+    k.write_row(kept, slot, ones.data(), ones.data());
   const Piece pieces[] = {{0, 0, 4}, {256, 16, 4}};
   const int64_t position = 259;
   float part[2 + kDim] = {}, state[2 + kDim] = {-INFINITY};
-  const AttentionTile tile{store, pieces, 2, 0, 1, &position, query.data(), scores.data(), nullptr, 1, 1000, 0, 1.0f, 0.0f, nullptr};
+  const AttentionTile tile{kept, pieces, 2, 0, 1, &position, query.data(), scores.data(), nullptr, 1, 1000, 0, 1.0f, 0.0f, nullptr};
   k.attend(tile, {part, part + 1, part + 2}, 0, {state, state + 1, state + 2});
   expect(state[1] == 8 && std::fabs(state[2] - 8) < 0.05f, "of 260 positions eight are held, and each counts once");
 }
@@ -248,9 +248,9 @@ int main() {
       test_quantize(k, width);
       for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
         for (float softcap : {0.0f, 2.0f})
-          for (int64_t turn : {48, 37})
+          for (int64_t offset : {48, 37})
             for (bool latent : {false, true})
-              test_attention(k, static_cast<int32_t>(width), format, softcap, turn, latent);
+              test_attention(k, static_cast<int32_t>(width), format, softcap, offset, latent);
     }
     test_logits(k, 5000); // of several sums
     for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
