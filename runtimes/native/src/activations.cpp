@@ -10,7 +10,7 @@
 
 namespace dsedge {
 
-// Hands out aligned pieces of some memory; with no memory yet it only counts.
+// Hands out aligned ranges of some memory; without memory it only counts how much is needed.
 class Activations::Carver {
 public:
   explicit Carver(uint8_t *base) : base_(base) {}
@@ -99,7 +99,7 @@ template <typename Work> static void each_flagged(const QuantRows &x, int64_t ro
   const uint8_t *flag = x.flag;
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t block = 0; block < x.blocks; block += 4, flag += 4) {
-      uint32_t four; // mostly none of four is flagged; there are a multiple of four
+      uint32_t four; // flags are tested by fours, since few are set; there are a multiple of four
       std::memcpy(&four, flag, 4);
       for (int i = 0; four && i < 4; ++i)
         if (flag[i])

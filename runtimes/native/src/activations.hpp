@@ -1,4 +1,4 @@
-// Buffers of activations, and what a thread needs for itself. They grow to the largest forward and stay.
+// Buffers of activations and scratch of threads. They grow to the largest forward so far and never shrink.
 #pragma once
 
 #include "memory.hpp"
@@ -6,7 +6,7 @@
 
 namespace dsedge {
 
-// What the instructions need of a thread's scratch, at most.
+// The largest scratch that any instruction needs of a thread.
 struct Room {
   int64_t panel_bytes = 0;                           // a panel of a matrix, unpacked
   int64_t tile_rows = 0, query_stride = 0, padded = 0; // a tile of attention; sizes of a head in whole lines
@@ -15,16 +15,16 @@ struct Room {
 // Scratch of one thread.
 struct Scratch {
   uint8_t *panel;                 // a panel unpacked: bytes, or floats
-  float *results, *others;        // [rows][32] of one panel; of the other of a gated two
-  float *term;                    // [rows][32] of one run of a panel, to be added
+  float *results, *others;        // [rows][32]: products with a panel; with the second one of a gated linear
+  float *term;                    // [rows][32]: products with one run of a panel, before they are added
   float *queries, *local, *sums;  // an attention tile: [tile rows][query stride], two of [tile rows][padded], [4][tile rows]
   float *scores, *converted;      // as in AttentionTile
   int64_t *positions;             // [tile rows]
-  float *own_row;                 // a row of any buffer that this thread makes for itself, and
+  float *own_row;                 // a row that this thread computes for itself, and
   QuantRows own_codes;            // its codes
-  QuantRows input;                // the codes that the linear `read_by` reads, of rows from `read_from` on
-  Flagged flagged;                // its flagged blocks
-  int64_t read_by = -1, read_from = 0; // read_by: number of an instruction, counted on from forward to forward
+  QuantRows input;                // codes of rows from `read_from` on, as instruction number `read_by` reads them
+  Flagged flagged;                // their flagged blocks
+  int64_t read_by = -1, read_from = 0; // read_by: as Context::number_of counts
 };
 
 // Finds the flagged blocks of the first `rows` rows.

@@ -27,7 +27,7 @@ struct Forward {
   float *logits;               // [wanted][vocabulary]
 };
 
-// How a forward's attention is cut, by AttentionCut, and the partial results of the attention that is running.
+// How a forward's attention is cut into tasks, by AttentionCut, and partial results of the instruction that runs.
 struct AttentionPlans {
   std::vector<AttentionCut> cuts;
   std::vector<AttentionPlan> plans; // of each cut
@@ -40,14 +40,14 @@ struct AttentionPlans {
   const AttentionPlan &of(const AttentionCut &cut) const { return plans[static_cast<size_t>(find(cut))]; }
 };
 
-// A thread's scratch for a mixture of experts. Rows that have chosen an expert stand together: rows[starts[e]] …
-// rows[starts[e + 1] - 1], and slots says where the expert stands among a row's own.
+// A thread's scratch for a mixture of experts. rows[starts[e]] … rows[starts[e + 1] - 1] have chosen expert e, and `slots`
+// of the same index is the expert's place among those of its row.
 struct ExpertScratch {
   std::vector<int64_t> starts, rows, slots;
-  int64_t read_by = -1, read_from = 0; // as in Scratch: whose rows these are
+  int64_t read_by = -1, read_from = 0; // the instruction and first row that these lists are of, as in Scratch
   std::vector<double> scores, ranks, best;
   std::vector<int32_t> order;
-  std::vector<int8_t> hi, lo; // rows put together
+  std::vector<int8_t> hi, lo; // gathered rows
   std::vector<Block> blocks;
   std::vector<uint8_t> flags;
   std::vector<int32_t> flag_starts, flag_rows;
@@ -64,7 +64,7 @@ struct Context {
   AttentionPlans attention;
   int32_t threads;
   std::vector<ExpertScratch> experts; // of each thread
-  std::vector<int64_t> bands;     // where bands of rows end, or none
+  std::vector<int64_t> bands;     // where bands of rows end; empty: rows are not cut into bands
   const Forward *forward = nullptr;
   int64_t forwards = 0;           // so far
   std::atomic<bool> lost{false};  // a key or a value could not be kept in the forward that runs
@@ -76,13 +76,13 @@ struct Context {
   int64_t width(int32_t buffer) const { return program.buffer(buffer).width; }
   const Matrix &matrix(int32_t id) const { return matrices[static_cast<size_t>(id)]; }
   const float *vector(int32_t id) const { return program.vectors[static_cast<size_t>(id)].data(); }
-  // The rows of all buffers of an instruction; of select, those that it writes.
+  // The rows of an instruction's buffers, which all have the same; for select, the rows of its output.
   RowRange rows_of(const Instruction &i) const;
   // Rotates heads of a token by its position. kNone: not at all.
   void rotate(int32_t rope, int64_t row, int64_t heads, int64_t dim, float *x) const;
   // Which segment a row belongs to.
   const Segment &segment_of(int64_t row) const;
-  // The number of an instruction, counted on from forward to forward.
+  // A number for each instruction of each forward, none of which repeats.
   int64_t number_of(const Instruction &i) const;
 };
 

@@ -104,7 +104,7 @@ void Engine::forward(const Forward &f) {
   for (const Instruction &i : program_.instructions)
     if (i.op().plan)
       i.op().plan(ctx, i, f);
-  last_rows_ = last_wanted_ = 0; // until it is through
+  last_rows_ = last_wanted_ = 0; // until this one has succeeded
   ctx.activations.reserve(f.rows, static_cast<int64_t>(f.wanted.size()));
   ctx.activations.bind_logits(f.logits);
   ctx.forward = &f;
@@ -119,7 +119,7 @@ void Engine::forward(const Forward &f) {
     units.push_back(stage.units);
   ctx.lost.store(false, std::memory_order_relaxed);
   pool_.run(units);
-  if (ctx.lost.load(std::memory_order_relaxed)) // attention does not always show it
+  if (ctx.lost.load(std::memory_order_relaxed)) // a softmax can hide them
     std::fill_n(f.logits, f.wanted.size() * static_cast<size_t>(program_.buffer(kLogits).width), std::nanf(""));
   ctx.forward = nullptr;
   last_rows_ = f.rows;
@@ -138,8 +138,8 @@ void Engine::work(int32_t number, int32_t begin, int32_t end, int32_t thread) {
   }
 }
 
-// A band that nobody has taken in this stage, if possible one that the thread has had before: what it wrote there is in
-// its core's cache. There are as many as a stage has units.
+// A band that no thread has taken in this stage: first the thread's own, whose rows are in its core's cache. A stage has as
+// many bands as units, so there is one.
 RowRange Engine::take_band(int32_t stage, int32_t thread) {
   const std::vector<int64_t> &ends = context_.bands;
   const size_t count = ends.size(), home = static_cast<size_t>(thread) * count / static_cast<size_t>(context_.threads);

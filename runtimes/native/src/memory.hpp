@@ -10,8 +10,8 @@ namespace dsedge {
 class Memory {
 public:
   Memory() = default;
-  // Throws std::bad_alloc. `huge` asks for 2 MiB pages: right for what is read whole, wrong for what is touched bit by
-  // bit and should take no more than was touched.
+  // Throws std::bad_alloc. `huge` asks for 2 MiB pages: for memory that is used whole, not for memory of which little is
+  // touched, since a page is committed whole.
   Memory(int64_t bytes, bool huge);
   ~Memory();
   Memory(Memory &&other) noexcept { *this = std::move(other); }

@@ -1,4 +1,4 @@
-// The Python side: turns arrays into the program and forwards into calls. Shapes are checked here, meaning in C++.
+// The Python module: arrays become the program and the arguments of calls. Shapes are checked here, contents by the engine.
 #include "engine.hpp"
 #include "sampling.hpp"
 
@@ -42,7 +42,7 @@ std::string text_of(nb::handle given) {
   return text;
 }
 
-// What Python gives, before the schema is asked what it should have been.
+// A Python value as the schema's decoder takes it.
 Value value_of(nb::handle given, int depth) {
   require(depth < kDeepest, "program: lists in too many lists");
   if (given.is_none())
@@ -232,7 +232,7 @@ void write_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots
 
 NB_MODULE(_native, m) {
   using namespace nb::literals;
-  // What a daemon thread still holds when the interpreter ends is no leak, and stderr is not the place to say so.
+  // A daemon thread may hold an engine when the interpreter ends: that is no leak to report.
   nb::set_leak_warnings(false);
   using Released = nb::call_guard<nb::gil_scoped_release>;
   m.def("find_kernels", [](const std::string &name) {

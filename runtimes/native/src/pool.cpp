@@ -17,8 +17,8 @@ namespace {
 constexpr int kBits = Pool::kBits;
 constexpr uint64_t kMask = Pool::kMostUnits;
 constexpr uint64_t kEpochs = uint64_t{1} << 24;
-constexpr int kPatience = 2000;                  // looks at a word before the core is offered to others
-constexpr auto kAwake = std::chrono::milliseconds(1); // a worker waits so long for the next run, then sleeps
+constexpr int kPatience = 2000;                  // polls of a word before the thread yields its core
+constexpr auto kAwake = std::chrono::milliseconds(1); // how long a worker polls for the next run before it sleeps
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -34,11 +34,11 @@ uint64_t pack(uint64_t epoch, uint64_t units) { return epoch << (2 * kBits) | un
 
 Pool::Pool(int32_t threads, int32_t phases, Work work)
     : threads_(threads), work_(std::move(work)), phases_(static_cast<size_t>(phases)) {
-  workers_.reserve(static_cast<size_t>(threads - 1)); // may throw, while no thread has to be joined
+  workers_.reserve(static_cast<size_t>(threads - 1)); // may throw: there is no thread to join yet
   try {
     for (int32_t thread = 1; thread < threads; ++thread)
       workers_.emplace_back([this, thread] { serve(thread); });
-  } catch (const std::system_error &) { // no more threads, or no memory for their stacks: fewer are only slower
+  } catch (const std::system_error &) { // no more threads, or no memory for their stacks
   } catch (const std::bad_alloc &) {
   }
   threads_ = static_cast<int32_t>(workers_.size()) + 1;
@@ -91,7 +91,7 @@ void Pool::take_part(uint64_t epoch, int32_t count, int32_t thread) {
       return;
 }
 
-// Works on a phase until it is over. False: the run has gone by without this thread.
+// Works on a phase until it is over. False: the run is over already, and another may have begun.
 bool Pool::finish(Phase &phase, uint64_t epoch, int32_t index, int32_t thread) {
   for (int looks = 1;; ++looks) {
     uint64_t claim = phase.claim.load(std::memory_order_acquire);
@@ -106,13 +106,13 @@ bool Pool::finish(Phase &phase, uint64_t epoch, int32_t index, int32_t thread) {
         std::this_thread::yield();
       continue;
     }
-    // A fair share of what is left: the first bites are as large as they can be, since a stream of weights that breaks
-    // off starts slowly again, and the last are small, so that threads end together.
-    const uint64_t bite = std::max<uint64_t>(1, (units - next) / static_cast<uint64_t>(threads_));
-    if (!phase.claim.compare_exchange_weak(claim, claim + bite, std::memory_order_acq_rel))
+    // An equal share of what is left. Shares are large at first, since each one begins a new stream of weights, and small
+    // at the end, so that threads finish at about the same time.
+    const uint64_t share = std::max<uint64_t>(1, (units - next) / static_cast<uint64_t>(threads_));
+    if (!phase.claim.compare_exchange_weak(claim, claim + share, std::memory_order_acq_rel))
       continue;
-    work_(index, static_cast<int32_t>(next), static_cast<int32_t>(next + bite), thread);
-    phase.done.fetch_add(static_cast<int32_t>(bite), std::memory_order_acq_rel);
+    work_(index, static_cast<int32_t>(next), static_cast<int32_t>(next + share), thread);
+    phase.done.fetch_add(static_cast<int32_t>(share), std::memory_order_acq_rel);
   }
 }
 

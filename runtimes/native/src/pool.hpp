@@ -1,5 +1,5 @@
-// Threads that work through the phases of a forward. A phase is over when its units are done, not when every thread has
-// come: a core that is frozen or busy takes part in less, and holds up only the units that it has claimed.
+// Threads that work through the phases of a forward. A phase ends when its units are done. No thread has to take part: one
+// whose core is busy with something else delays only the units that it has claimed.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ public:
   // Units begin … end - 1 of a phase, on one thread. It must not throw.
   using Work = std::function<void(int32_t phase, int32_t begin, int32_t end, int32_t thread)>;
 
-  // The caller is one of the threads. Where the system refuses some of them, the pool goes on with those that it got.
+  // The caller of `run` is one of the threads. Where the system refuses some of the others, the pool has fewer.
   // `phases`: how many a run has at most.
   Pool(int32_t threads, int32_t phases, Work work);
   ~Pool();
@@ -31,8 +31,8 @@ public:
   void run(const std::vector<int32_t> &units);
 
 private:
-  // Epoch of the run (24 bits), units of the phase (20), units claimed (20): one word, so that a thread that was away
-  // cannot claim from a run that it knows nothing of.
+  // Epoch of the run (24 bits), units of the phase (20), units claimed (20). They are one word, so that a thread that still
+  // works on an earlier run cannot claim units of this one.
   struct alignas(64) Phase {
     std::atomic<uint64_t> claim{0};
     std::atomic<int32_t> done{0};

@@ -6,10 +6,10 @@ namespace dsedge {
 
 namespace {
 
-constexpr int64_t kLeastBand = 48, kMostBand = 256; // rows, if all are as much work
+constexpr int64_t kLeastBand = 48, kMostBand = 256; // rows, on average
 constexpr int64_t kEqual = 4;                         // bands end at a multiple, for the tiles of products
 
-// A band's activations, which are to stay in the caches of its core: a matter of some MiB.
+// The most activations of a band: they are to stay in the caches of one core.
 constexpr int64_t kMostBytes = int64_t{4} << 20;
 
 int64_t row_bytes(const Program &program) {
@@ -19,7 +19,7 @@ int64_t row_bytes(const Program &program) {
   return bytes;
 }
 
-// The products of a row, and those with each position that it sees, by ring.
+// Multiply-adds of a row in all instructions, and with each position that it sees, by ring.
 struct Products {
   double row = 0;
   std::vector<double> position;

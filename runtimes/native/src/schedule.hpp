@@ -1,16 +1,16 @@
-// How a forward is cut into stages, which follow one another, and those into units, which threads work through.
+// A forward is a sequence of stages; the units of a stage are claimed by threads, and the next begins when all are done.
 #pragma once
 
 #include "ops/op.hpp"
 
 namespace dsedge {
 
-// What a unit of a stage is, and what is done with it.
-//   kBand   a band of rows, taken through all the instructions: what a thread reads of a row it wrote itself, and only an
-//           op that sees other rows has to wait for others. Worth unpacking the weights for
-//   kRow    a row, taken through all the instructions, none of which can be cut into tasks
-//   kTask   a task of the last instruction. Another one before it, its lead, makes the only row that there is: each
-//           thread does that for itself, which is less than waiting for one that does
+// What a unit of a stage is.
+//   kBand   a band of rows through all of the stage's instructions. A thread reads what it wrote itself, so only an op that
+//           sees other rows begins a new stage
+//   kRow    one row through all of the stage's instructions, none of which has tasks
+//   kTask   a task of the stage's last instruction. An instruction before it is its lead: there is one row, and each thread
+//           computes it for itself, which takes less time than waiting for another thread
 enum class Unit { kBand, kRow, kTask };
 
 // Instructions first … last - 1.
@@ -19,10 +19,10 @@ struct Stage {
   Unit unit;
 };
 
-// Which instructions may lead the next one where there is one row.
+// For each instruction, whether it may lead the next one where there is one row.
 std::vector<bool> find_leads(const Program &program);
 
-// Where bands of about equal work end. None: rows are too few to be cut for so many threads, or too large.
+// Where bands of about equal work end. Empty: there are too few rows for so many threads, or a band would exceed caches.
 std::vector<int64_t> cut_bands(const Program &program, const std::vector<Segment> &segments, int64_t rows,
                                int32_t threads);
 

@@ -4,8 +4,8 @@
 //   row_extra, pack_extra  the same in the payload, for a row; and its way into the panel
 //   load                 the scales and zero points of 16 rows of a group
 //   shift                a weight is scale · code + shift
-//   start                what integer sums start from, so that they end as sums over (code - zero) · x; `eight` is -8 times
-//                        the sum of x
+//   start                the initial value of integer sums, with which they are sums of (code - zero) · x; `eight` is -8
+//                        times the sum of x
 //   kOffsets             whether `offsets` times the sum of x is added in floats, and `start` is 0
 #pragma once
 

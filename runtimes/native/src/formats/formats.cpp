@@ -97,6 +97,8 @@ const Format &format_of(int32_t format) { return kFormats[static_cast<size_t>(fo
 int64_t panels_of(int64_t rows) { return (rows + kPanel - 1) / kPanel; }
 
 std::span<const Run> Matrix::of_panel(int64_t panel) const {
+  if (runs.size() == 1)
+    return runs;
   const auto first =
       std::partition_point(runs.begin(), runs.end(), [&](const Run &run) { return run.first_panel + run.panels <= panel; });
   auto last = first;

@@ -1,6 +1,6 @@
-// Attention over the ring by online softmax (arXiv:2112.05682). Positions are visited in order, a span of 256 aligned
-// positions at a time: a span's softmax is computed by itself and then merged, so that the result is the same however
-// the spans are spread over threads and queries over tiles.
+// Attention over the ring by online softmax (arXiv:2112.05682). A row's bits depend on the row and on what it sees alone:
+// positions are visited in order, in spans of 256 positions that begin at multiples of 256, and the softmax of each span is
+// computed by itself and then merged. So spans may be spread over threads, and queries over tiles, in any way.
 #pragma once
 
 #include "kernels/attention_operands.hpp"
@@ -9,34 +9,34 @@ template <int kRows> struct Rows {
   static constexpr int kCount = kRows;
 };
 
-// Rows that are computed together: with 64 numbers of values their sums are 20 registers of AVX-512.
+// Rows of a tile whose sums stay in registers together: for 64 numbers of values, 20 registers of AVX-512.
 constexpr int kMostRows = 5;
 
-template <int kRows, typename Work> inline void in_groups(int64_t count, int64_t row, int64_t end, const Work &work) {
+template <int kRows, typename Work> inline void in_sets(int64_t count, int64_t row, int64_t end, const Work &work) {
   if (count == kRows)
     for (; row < end; row += kRows)
       work(Rows<kRows>{}, row);
   else if constexpr (kRows > 1)
-    in_groups<kRows - 1>(count, row, end, work);
+    in_sets<kRows - 1>(count, row, end, work);
 }
 
-// Calls `work` for up to kMostRows rows at a time, in groups as equal as possible.
-template <typename Work> inline void in_groups(int64_t rows, const Work &work) {
-  const int64_t groups = (rows + kMostRows - 1) / kMostRows, larger = rows % groups * (rows / groups + 1);
-  in_groups<kMostRows>(rows / groups + 1, 0, larger, work);
-  in_groups<kMostRows>(rows / groups, larger, rows, work);
+// Calls `work` for up to kMostRows rows at a time, in sets whose sizes differ by one at most.
+template <typename Work> inline void in_sets(int64_t rows, const Work &work) {
+  const int64_t sets = (rows + kMostRows - 1) / kMostRows, larger = rows % sets * (rows / sets + 1);
+  in_sets<kMostRows>(rows / sets + 1, 0, larger, work);
+  in_sets<kMostRows>(rows / sets, larger, rows, work);
 }
 
 // Scores of kRows queries with the slots of kLines lines of keys, each [dim][16].
 template <int kRows, int kLines, typename T>
 inline void score_lines(const T *keys, const float *queries, const KvHead &kv, Floats (&out)[kLines * kRows]) {
-  constexpr int kSums = kLines * kRows; // one loop, which compilers unroll: only then do the sums stay in registers
+  constexpr int kSums = kLines * kRows; // sums stay in registers only in one loop that is unrolled whole
 #pragma GCC unroll 20
   for (int n = 0; n < kSums; ++n)
     out[n] = splat(0);
   const int64_t stride = kv.query_stride;
   constexpr int64_t kStep = kLines * 16 * kTogether<T> * sizeof(T);                  // bytes that are read at once
-  const int64_t ahead = larger(kKvAhead, kLines * 16 * kv.key_dim * (int64_t)sizeof(T)); // no less than all these lines
+  const int64_t ahead = larger(kKvAhead, kLines * 16 * kv.key_dim * (int64_t)sizeof(T)); // at least the lines that are read now
   for (int32_t d = 0; d < kv.key_dim; d += kTogether<T>) {
     decltype(load_wide(keys)) key[kLines];
 #pragma GCC unroll 4
@@ -51,14 +51,14 @@ inline void score_lines(const T *keys, const float *queries, const KvHead &kv, F
   }
 }
 
-// Puts lanes of a line into the scores of a span: lane 0 belongs to index `at`; none belongs to one before `first`.
+// Stores lanes of a line as scores of a span: lane i at index at + i, where that is within first … kSpan - 1.
 inline void place(float *scores, int64_t at, const float *lanes, int64_t first) {
   for (int64_t i = 0; i < 16; ++i)
     if (at + i >= first && at + i < kSpan)
       scores[at + i] = lanes[i];
 }
 
-// Scores of kLines lines of a piece from `line` on, which are computed together so that no sum waits for another.
+// Scores of kLines lines of a piece from `line` on. Their sums are independent, which hides the latency of each.
 template <int kRows, int kLines, typename T>
 inline void score_some(const AttentionTile &a, const T *keys, const Piece &piece, int64_t line, int64_t row) {
   constexpr int kSums = kLines * kRows;
@@ -80,12 +80,12 @@ inline void score_some(const AttentionTile &a, const T *keys, const Piece &piece
     place(scores + n / kLines * kSpan, at + n % kLines * 16, lanes + n * 16, begin);
 }
 
-// Scores of all rows with a piece. Behind its end there are scores of nothing; those that lie behind a row's own position
-// may be missing.
+// Scores of all rows with a piece. Indices behind the piece's end may be written too, with meaningless numbers, and scores
+// of positions after a row's own may be left as they were: `hide` masks both.
 template <int kLines, typename T>
 inline int64_t score_piece(const AttentionTile &a, const T *keys, const Piece &piece, int64_t line) {
   for (const int64_t end = (piece.slot + piece.count + 15) / 16; line + kLines <= end; line += kLines)
-    in_groups(a.rows, [&](auto rows, int64_t row) {
+    in_sets(a.rows, [&](auto rows, int64_t row) {
       if (piece.position + line * 16 - piece.slot <= a.position[row + rows.kCount - 1])
         score_some<rows.kCount, kLines>(a, keys, piece, line, row);
     });
@@ -139,7 +139,7 @@ inline void scale_weights(const AttentionTile &a, const Piece &piece) {
       weights[row * kSpan + i] *= half_scalar(scales + i);
 }
 
-// Makes minus infinity of the scores of a row that are hidden, and caps the others. Returns the largest of each lane.
+// Sets hidden scores of a row to minus infinity and caps the others. Returns the largest of each lane.
 inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t limit, float *scores) {
   const int64_t base = span * kSpan;
   if (a.softcap > 0)
@@ -148,7 +148,7 @@ inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t li
       const Floats capped = mul(splat(a.softcap), tanh(div(mul(s, splat(a.scale)), splat(a.softcap))));
       store(scores + i, where_finite(s, capped));
     }
-  // Hidden are those before the window, but for sinks, and those after the query.
+  // Hidden are positions before the window, except sinks, and positions after the query's.
   for (int64_t i = larger(0, a.sinks - base); i < smaller(limit, a.position[row] - a.window + 1 - base); ++i)
     scores[i] = -__builtin_inff();
   for (int64_t i = larger(0, a.position[row] + 1 - base); i < limit; ++i)
@@ -159,8 +159,8 @@ inline Floats hide(const AttentionTile &a, int64_t span, int64_t row, int64_t li
   return top;
 }
 
-// Turns the scores of all rows into weights 2^(score - maximum), as T's values want them; hidden positions get 0. `limit`:
-// scores from there on are hidden.
+// Turns the scores of all rows into weights 2^(score - maximum), in the form that products with T's values take; hidden
+// positions get 0. All indices from `limit` on are hidden.
 template <typename T>
 inline void weigh(const AttentionTile &a, const T *values, int64_t span, int64_t limit, const Softmax &local) {
   const float scale = kLog2e * (a.softcap > 0 ? 1.0f : a.scale);
@@ -171,13 +171,13 @@ inline void weigh(const AttentionTile &a, const T *values, int64_t span, int64_t
   store(maxima, across(each, a.rows, Larger{}));
   for (int64_t row = 0; row < a.rows; ++row) {
     float *scores = a.scores + row * kSpan, &largest = maxima[row];
-    if (!(largest > -__builtin_inff())) // nothing is visible, or only NaN, which the maximum loses
+    if (!(largest > -__builtin_inff())) // nothing is visible, or there are NaN, which `max` drops
       for (int64_t i = 0; i < limit; ++i)
         largest = scores[i] != scores[i] ? scores[i] : largest;
     local.maximum[row] = largest * scale;
     Floats total = splat(0);
-    const float top = largest > -__builtin_inff() || largest != largest ? largest : 0; // -∞ less itself would be NaN
-    // The maximum is taken off before all else, so that nothing exceeds 0 however large scores are.
+    const float top = largest > -__builtin_inff() || largest != largest ? largest : 0; // -∞ - -∞ would be NaN
+    // The maximum is subtracted before scaling: exponents are then at most 0, whatever the size of scores.
     const auto weight = [&](int64_t i) { return exp2(mul(sub(load(scores + i), splat(top)), splat(scale))); };
     for (int64_t i = 0; i < limit; i += 32) {
       const Floats first = weight(i), second = i + 16 < limit ? weight(i + 16) : splat(0);
@@ -190,24 +190,24 @@ inline void weigh(const AttentionTile &a, const T *values, int64_t span, int64_t
   __builtin_memcpy(local.total, totals, (size_t)a.rows * 4);
 }
 
-void merge(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded) {
+void merge(const Softmax &partial, const Softmax &state, int64_t rows, int64_t padded) {
   for (int64_t r = 0; r < rows; ++r) {
-    const float old = state.maximum[r], now = part.maximum[r];
+    const float old = state.maximum[r], now = partial.maximum[r];
     if (now == -__builtin_inff())
       continue; // nothing of the span is visible
     const float top = now > old ? now : old;
     float factors[16] = {old - top, now - top};
     store(factors, exp2(load(factors)));
     state.maximum[r] = top;
-    state.total[r] = state.total[r] * factors[0] + part.total[r] * factors[1];
+    state.total[r] = state.total[r] * factors[0] + partial.total[r] * factors[1];
     for (int64_t i = 0; i < padded; i += 16) {
       float *mix = state.mix + r * padded + i;
-      store(mix, fma(load(part.mix + r * padded + i), splat(factors[1]), mul(load(mix), splat(factors[0]))));
+      store(mix, fma(load(partial.mix + r * padded + i), splat(factors[1]), mul(load(mix), splat(factors[0]))));
     }
   }
 }
 
-// What of a piece a query at `position` may see, at most: nobody looks ahead.
+// A piece without the positions after `position`: attention is causal.
 inline Piece until(Piece piece, int64_t position) {
   piece.count = larger(0, smaller(piece.count, position + 1 - piece.position));
   return piece;
@@ -232,7 +232,7 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
   const T *keys = (const T *)a.kv.keys, *values = (const T *)a.kv.values;
   const int64_t padded = a.kv.padded, span = pieces[0].position / kSpan;
   while (count > 1 && pieces[count - 1].position > a.position[a.rows - 1])
-    --count; // what comes after the last row nobody sees
+    --count; // positions after the last row's are seen by none
   const Piece last = until(pieces[count - 1], a.position[a.rows - 1]);
   const int64_t limit = (last.position % kSpan + last.count + 15) / 16 * 16;
   for (int64_t p = 0; p < count; ++p) {
@@ -252,7 +252,7 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
       scale_weights(a, until(pieces[p], a.position[a.rows - 1]));
-  in_groups(a.rows, [&](auto rows, int64_t row) {
+  in_sets(a.rows, [&](auto rows, int64_t row) {
     float *mix = local.mix + row * padded;
     for (int64_t i = 0; i < rows.kCount * padded; i += 16)
       store(mix + i, splat(0));
@@ -270,7 +270,7 @@ template <typename T>
 inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, const Softmax &local) {
   using To = typename Ready<T>::Type;
   if constexpr (!std::is_same_v<T, To>)
-    if (a.rows > kMostRows && lines_agree(pieces, count)) { // more than one group uses them
+    if (a.rows > kMostRows && lines_agree(pieces, count)) { // one set of rows alone would convert as it goes
       To *keys = (To *)a.converted, *values = keys + kSpan * a.kv.key_dim / kHeld<To>;
       Piece found[kSpan / 16];
       for (int64_t p = 0; p < count; ++p) {
@@ -282,10 +282,10 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
       return attend_span<To>(a, found, count, local);
     }
   const int64_t rows = a.rows, padded = a.kv.padded;
-  int64_t parts = (rows + kRowsAtOnce - 1) / kRowsAtOnce; // as equal as possible: a row by itself takes as long as several
+  int64_t sets = (rows + kRowsAtOnce - 1) / kRowsAtOnce; // of about equal size: a row alone takes as long as several
   for (int64_t row = 0; row < rows; row += a.rows) {
-    a.rows = (int32_t)((rows - row + parts - 1) / parts);
-    --parts;
+    a.rows = (int32_t)((rows - row + sets - 1) / sets);
+    --sets;
     attend_rows<T>(a, pieces, count, from_row(local, row, padded));
     a.position += a.rows;
     a.latent_queries += a.latent_queries ? a.rows * a.kv.value_dim : 0;
@@ -294,10 +294,10 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
 }
 
 template <typename T>
-inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const Softmax &state) {
+inline void attend_spans(AttentionTile a, Softmax partial, int64_t stride, const Softmax &state) {
   if constexpr (std::is_same_v<T, Paired>)
     pair_queries((const T *)a.kv.keys, a);
-  bool first = true; // merged with nothing it stays what it is
+  bool first = true; // the first span needs no merge: it is written to `state`
   for (int64_t p = 0; p < a.piece_count;) {
     const int64_t span = a.pieces[p].position / kSpan;
     int64_t end = p;
@@ -305,24 +305,24 @@ inline void attend_spans(AttentionTile a, Softmax part, int64_t stride, const So
       ++end;
     if (span >= a.first_span && span <= a.last_span) {
       const bool direct = first && !stride;
-      attend_span<T>(a, a.pieces + p, end - p, direct ? state : part);
+      attend_span<T>(a, a.pieces + p, end - p, direct ? state : partial);
       if (stride)
-        part = {part.maximum + stride, part.total + stride, part.mix + stride};
+        partial = {partial.maximum + stride, partial.total + stride, partial.mix + stride};
       else if (!direct)
-        merge(part, state, a.rows, a.kv.padded);
+        merge(partial, state, a.rows, a.kv.padded);
       first = false;
     }
     p = end;
   }
 }
 
-void attend(const AttentionTile &a, Softmax part, int64_t stride, const Softmax &state) {
+void attend(const AttentionTile &a, Softmax partial, int64_t stride, const Softmax &state) {
   if (a.kv.format == KvFormat::kFloat32)
-    return attend_spans<float>(a, part, stride, state);
+    return attend_spans<float>(a, partial, stride, state);
   if (a.kv.format == KvFormat::kInt8)
-    return attend_spans<uint8_t>(a, part, stride, state);
+    return attend_spans<uint8_t>(a, partial, stride, state);
   if constexpr (kPairDots)
     if (a.kv.key_dim % 2 == 0 && !a.latent_queries)
-      return attend_spans<Paired>(a, part, stride, state);
-  attend_spans<uint16_t>(a, part, stride, state);
+      return attend_spans<Paired>(a, partial, stride, state);
+  attend_spans<uint16_t>(a, partial, stride, state);
 }

@@ -1,18 +1,18 @@
-// What keys, values, queries and weights are multiplied as.
+// The operands of attention's products, by the type T of a cached number: float, uint16_t (float16), uint8_t (int8 codes), and
+// the pairs of bf16_attention.hpp.
 #pragma once
 
-// Keys and values are fetched so many bytes before they are needed: the processor itself looks no further than its page.
+// Keys and values are prefetched so many bytes ahead: hardware prefetchers stop at the end of a page.
 constexpr int64_t kKvAhead = 8192;
 
-// A number of the cache that is multiplied as one of a pair of bfloat16 numbers, and such a pair: see bf16_attention.hpp.
+// A float16 number of the cache that is multiplied as half of a bfloat16 pair, and such a pair: see bf16_attention.hpp.
 struct Paired {
   uint16_t half;
 };
 struct ReadyPair {
   uint16_t first, second;
 };
-// What becomes of a number of the cache where it is converted once for all rows of a tile; of bytes and of float32
-// numbers nothing does.
+// The type that a cached number is converted to once for all rows of a tile; codes and float32 are read as they are.
 template <typename T> struct Ready {
   using Type = T;
 };
@@ -22,7 +22,7 @@ template <> struct Ready<uint16_t> {
 template <> struct Ready<Paired> {
   using Type = ReadyPair;
 };
-// Numbers that are multiplied at once, and those that a T holds.
+// Numbers that one product takes (2 for pairs), and numbers in a T.
 template <typename T> constexpr int kTogether = std::is_same_v<typename Ready<T>::Type, ReadyPair> ? 2 : 1;
 template <typename T> constexpr int kHeld = std::is_same_v<T, ReadyPair> ? 2 : 1;
 
@@ -32,20 +32,20 @@ inline Floats load_wide(const uint8_t *p) { return to_float(add(widen(p), splat_
 inline void store_wide(float *p, Floats a) { store(p, a); }
 inline Floats add_product(const float *x, int64_t at, Floats line, Floats sum) { return fma(splat(x[at]), line, sum); }
 
-// Keeps two lines of the weights of a row in their place.
+// Stores two lines of the weights of a row at index `at`.
 template <typename T> inline void store_weights(const T *, float *row, int64_t at, Floats first, Floats second) {
   store(row + at, first);
   store(row + at + 16, second);
 }
 
-// Fetches values long before they are needed. `lane`: of lanes that are read 16 by 16.
+// Prefetches values, once for each 32 lanes; `lane` is a multiple of 16.
 template <typename T> inline void fetch_values(const T *row, int64_t lane) {
   if (lane % 32 == 0)
     __builtin_prefetch((const char *)(row + lane) + kKvAhead);
 }
 
-// Calls `work(at, line)` for each row of a piece of values; `at` is its index in the weights, line(lane) sixteen of its
-// numbers.
+// Calls `work(at, line)` for each row of a piece of values: `at` is its index in the weights, line(lane) loads sixteen of
+// its numbers from `lane` on.
 template <typename T, typename Work>
 inline void each_line(const T *values, int64_t stride, Piece piece, const Work &work) {
   const T *row = values + piece.slot * stride;
@@ -60,7 +60,7 @@ inline void each_line(const T *values, int64_t stride, Piece piece, const Work &
 #include "kernels/bf16_attention.hpp"
 #endif
 
-// Whether lines of slots become lines of positions, one each.
+// Whether each line of 16 slots of the pieces is one line of 16 positions of the span.
 inline bool lines_agree(const Piece *pieces, int64_t count) {
   for (int64_t p = 0, line = -1; p < count; ++p) {
     const int64_t first = pieces[p].position % kSpan;

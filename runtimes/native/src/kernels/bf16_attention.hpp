@@ -1,10 +1,10 @@
-// Attention on float16 keys and values by products of bfloat16 pairs, which have twice the rate of float32's: keys and
+// Attention on float16 keys and values by products of bfloat16 pairs, which have twice the rate of float32's. Keys,
 // values, queries and weights are rounded to 8 bits; products are summed in float32, in the order of dimensions and of
-// positions as elsewhere. A product of two positions counts them from an even one on, whatever pieces they lie in.
+// positions. A product takes positions 2n and 2n + 1, whichever pieces hold them, so bits do not depend on the pieces.
 #pragma once
 
-// float16's exponents have another bias than bfloat16's. Instead of moving them, the queries make up for half of the
-// difference and the scale of scores for the rest; for values, the weights for all of it. All three are exact.
+// Keys and values are multiplied with float16's exponent bias, 2^-112 times their value (native_half_pairs). Queries make
+// up for 2^56 and the scale of scores for the other 2^56; weights make up for all of it. Powers of two are exact.
 constexpr float kHalfBias = 72057594037927936.0f; // 2^56
 
 inline const uint16_t *halves(const Paired *p) { return (const uint16_t *)p; }
@@ -14,8 +14,8 @@ inline NativeInt to_pairs(Floats first, Floats second, float factor) {
   return native_neighbours(mul(first, splat(factor)).v[0], mul(second, splat(factor)).v[0]);
 }
 
-// Queries as pairs of dimensions, in their place. The tag puts off the search for the name, which other sets lack, until
-// it is needed.
+// Queries become pairs of dimensions, in place. The first argument selects the overload when the template is instantiated:
+// other kernel sets have no such function.
 inline void pair_queries(const Paired *, AttentionTile &a) {
   for (int64_t row = 0; row < a.rows; ++row)
     for (int64_t i = 0; i < a.kv.query_stride; i += 32) {
@@ -55,8 +55,7 @@ inline Floats add_product(const float *x, int64_t at, PairLine line, Floats sum)
   return {{native_pair_dot(sum.v[0], pair, line.v)}};
 }
 
-// Calls `work(at, line)` for each pair of rows from an even position on. Of a pair that is cut, the line has zeros for the
-// other row.
+// Calls `work(at, line)` for each pair of rows 2n, 2n + 1. Where the piece has one of them, the other counts as zeros.
 template <typename Work>
 inline void each_line(const Paired *values, int64_t stride, Piece piece, const Work &work) {
   const auto pair = [&](int64_t at, const Paired *a, const Paired *b, uint32_t wanted) __attribute__((always_inline)) {
@@ -80,7 +79,7 @@ inline void each_line(const Paired *values, int64_t stride, Piece piece, const W
     pair(i / 2, row, row, 0xffff0000);
 }
 
-// The same of pairs that are ready, [position / 2][stride].
+// The same for pairs that were converted before, [position / 2][stride].
 template <typename Work>
 inline void each_line(const ReadyPair *values, int64_t stride, Piece piece, const Work &work) {
   const int64_t first = piece.position % kSpan, end = (first + piece.count + 1) / 2;

@@ -1,5 +1,5 @@
-// The body of a kernel set, for inclusion in an anonymous namespace after the file of an instruction set in simd/: each
-// file that includes it is compiled with that set's flags and must share no function with the others.
+// The body of a kernel set, included in an anonymous namespace after a file of simd/. Each including file is compiled with
+// the flags of its instruction set; the anonymous namespace keeps the linker from sharing its functions with other sets.
 #pragma once
 
 #include "simd/lanes.hpp"

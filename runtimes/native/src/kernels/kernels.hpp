@@ -8,14 +8,14 @@
 
 namespace dsedge {
 
-constexpr int kSpan = 256;          // positions that attention sums up before it merges: aligned, so splits cannot matter
+constexpr int kSpan = 256;          // positions whose softmax is computed by itself; spans begin at multiples
 constexpr int kGroupedQueries = 192; // rows of an attention tile, if a token has no more heads than that
-constexpr int kRowsAtOnce = 15;     // rows of a tile whose scores are there together
+constexpr int kRowsAtOnce = 15;     // rows of a tile whose scores are in memory together
 
-// Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. Blocks that are not flagged have no lo:
-// what lies there is anything. hi and lo [rows, blocks * 32], the others [rows, blocks], blocks a multiple of 4. `sum` is
-// that of a block's dequantized values, eight_hi and eight_lo are -8 times those of its hi and lo. They lie together, since
-// a block is written by itself, a row at a time: each array more would be one more cache line to fetch.
+// Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. lo counts only where the block is
+// flagged, and is unspecified elsewhere. hi and lo [rows, blocks * 32], the others [rows, blocks], blocks a multiple of 4.
+// `sum` is the sum of a block's dequantized values, eight_hi and eight_lo are -8 times the sums of its hi and lo. They are
+// one struct, so that writing a block touches one cache line for all of them.
 struct Block {
   float scale, sum;
   int32_t eight_hi, eight_lo;
@@ -36,7 +36,7 @@ struct QuantRows {
 // How many codes a row of `width` numbers has: it ends with a whole group of any size, and with zeros.
 constexpr int64_t padded_codes(int64_t width) { return (width + kMostGroup - 1) / kMostGroup * kMostGroup; }
 
-// The flagged blocks of quantized rows: rows[starts[b]] … rows[starts[b + 1] - 1] are those whose block b is flagged.
+// The flagged blocks of quantized rows: block b is flagged in rows[starts[b]] … rows[starts[b + 1] - 1].
 struct Flagged {
   int32_t *starts = nullptr, *rows = nullptr; // [blocks + 2], of which the last is used in the search; [rows * blocks]
 };
@@ -44,7 +44,7 @@ struct Flagged {
 // Numbers or slots in whole lines of 16 lanes.
 constexpr int64_t whole_lines(int64_t n) { return (n + 15) / 16 * 16; }
 
-// A run of positions that lie in neighbouring slots.
+// Consecutive positions that lie in consecutive slots.
 struct Piece {
   int64_t position, slot, count;
 };
@@ -62,7 +62,7 @@ struct KvHead {
   KvFormat format;
 };
 
-// One tile of attention: queries of several tokens and heads, a row each, over the positions of some pieces.
+// One tile of attention: queries of several tokens and heads, one row each, over the positions of some pieces.
 struct AttentionTile {
   KvHead kv;
   const Piece *pieces;
@@ -86,12 +86,11 @@ struct Softmax {
 
 // The products of one weight format.
 struct LinearKernels {
-  // out [tokens][32] = the rows of a panel times quantized activations; of one token `Flagged` is not looked at.
-  // `scratch` holds the panel's codes as bytes. nullptr for a format of floats.
+  // out [tokens][32] = the rows of a panel times quantized activations. `Flagged` is not read for one token. `scratch` has
+  // room for the panel's codes as bytes. nullptr for a format of floats.
   void (*panel)(const Run &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
                 float *out);
-  // The same from float activations x [tokens][stride], for formats of floats and for verification. `scratch` holds
-  // floats.
+  // The same from float activations x [tokens][stride], for any format. `scratch` has room for the panel as floats.
   void (*panel_float)(const Run &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
                       float *out);
   // Row `row` of the panels of a run as floats, times `scale`.
@@ -111,13 +110,12 @@ struct Kernels {
   void (*softcap)(const float *x, int64_t count, float cap, float *out);
   // Rotates the pairs (i, i + rotary / 2) of each head in place.
   void (*rope)(float *x, int64_t heads, int64_t dim, int64_t rotary, const float *cos, const float *sin);
-  // Without a `value` the slot's stays. False: the format cannot hold a number, or it is not one.
+  // Without a `value` the slot keeps the one it has. False: a number is not finite, or not in the format's range.
   bool (*write_row)(const KvHead &, int64_t slot, const float *key, const float *value);
-  // Attends the spans of a tile, one after another. With `stride` 0 they are merged into `state`; otherwise each
-  // leaves its own result for a later merge, the first in `part` and the others `stride` floats further each.
-  // A state's maximum is of scores times log2(e).
-  void (*attend)(const AttentionTile &, Softmax part, int64_t stride, const Softmax &state);
-  void (*merge)(const Softmax &part, const Softmax &state, int64_t rows, int64_t padded);
+  // Attends the spans of a tile, one after another. With `stride` 0 their softmaxes are merged into `state`; otherwise
+  // span n writes its own to `partial`, n times `stride` floats further. The maximum of a softmax is of scores times log2(e).
+  void (*attend)(const AttentionTile &, Softmax partial, int64_t stride, const Softmax &state);
+  void (*merge)(const Softmax &partial, const Softmax &state, int64_t rows, int64_t padded);
   // Of a row of logits; see kernels/logits.hpp.
   float (*largest)(const float *x, int64_t count);
   double (*exponential_sum)(const float *x, int64_t count, float top, float inverse);

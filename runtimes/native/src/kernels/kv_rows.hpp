@@ -1,8 +1,8 @@
-// Keeps keys and values in the slots of a ring, as numbers or as codes with a scale.
+// Writes keys and values to the slots of a ring, as numbers or as codes with a scale.
 #pragma once
 
-// Whether what was stored is a finite number. What is not becomes NaN: an infinity could turn into a weight of 0, or into
-// the soft-cap, unnoticed.
+// keep_number returns whether the stored number is finite. Others are stored as NaN, since an infinity could become a weight
+// of 0, or the soft-cap, and not be noticed.
 inline bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 inline bool keep_number(float *p, float x) {
   *p = x;
@@ -14,7 +14,7 @@ inline bool keep_number(uint16_t *p, float x) {
   return is_finite(half);
 }
 
-// Puts numbers into the slot at `out`, one every `stride`. False: not all of them are finite there.
+// Writes numbers to the slot at `out`, `stride` apart. Returns whether all of them are finite as stored.
 template <typename T> inline bool write_numbers(const float *x, int64_t count, T *out, int64_t stride) {
   bool finite = true;
   for (int64_t d = 0; d < count; ++d)
@@ -22,13 +22,13 @@ template <typename T> inline bool write_numbers(const float *x, int64_t count, T
   return finite;
 }
 
-// The same as codes; returns their scale. What no scale can hold makes it NaN.
+// Writes numbers as codes and returns their scale: NaN where float16 cannot hold it or a number is not finite.
 inline uint16_t write_codes(const float *x, int64_t count, uint8_t *out, int64_t stride) {
   Floats top = splat(0), total = splat(0);
   for (int64_t d = 0; d < count; d += 16) {
     const Floats a = abs(load_some(x + d, count - d));
     top = max(a, top);
-    total = add(a, total); // keeps a NaN, which the maximum may lose
+    total = add(a, total); // a NaN reaches the sum; `max` may drop it
   }
   uint16_t half;
   keep_number(&half, maximum(top) / 127);

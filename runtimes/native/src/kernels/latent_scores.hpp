@@ -1,8 +1,8 @@
-// Scores by products with values, which lie row by row: those of latents. A slot's product is summed in sixteen lanes, over
-// its numbers in their order, and then across them.
+// Latent attention's second term of scores: latent queries times latents, which are the values and lie row by row. A
+// slot's product is summed in sixteen lanes, in the order of its numbers, and then across the lanes.
 #pragma once
 
-constexpr int kSlotsAtOnce = kLinesAtOnce; // whose sums do not wait for one another
+constexpr int kSlotsAtOnce = kLinesAtOnce; // their sums are independent, which hides latency
 
 // found [kRows][kSlotsAtOnce] += products of lines of kRows latent queries, `stride` apart, with those of values.
 template <int kRows, typename T>
@@ -23,8 +23,8 @@ inline void add_lines(const T *const (&value)[kSlotsAtOnce], int64_t lane, const
   }
 }
 
-// sums [kRows][16], from `slot` on: products of kRows latent queries with kSlotsAtOnce values. The last line, which may
-// be broken, is put together outside of the loop: no call in that could push sums out of their registers.
+// sums [kRows][16], from `slot` on: products of kRows latent queries with kSlotsAtOnce values. The last line may be partial.
+// It is copied outside of the loop, where a call would spill the sums from their registers.
 template <int kRows, typename T>
 inline void slot_sums(const T *const (&value)[kSlotsAtOnce], const float *queries, int64_t dim, int64_t slot,
                       Floats (&sums)[kRows][16]) {
@@ -57,7 +57,7 @@ inline void add_latent_scores(const AttentionTile &a, const T *values, const Pie
     Floats sums[kRows][16] = {};
     for (int64_t slot = 0; slot < count; slot += kSlotsAtOnce) {
       const T *value[kSlotsAtOnce];
-      for (int64_t s = 0; s < kSlotsAtOnce; ++s) // behind the last one that one again, which is not looked at
+      for (int64_t s = 0; s < kSlotsAtOnce; ++s) // the last one again behind it; its sum is not used
         value[s] = values + (piece.slot + first + smaller(slot + s, count - 1)) * a.kv.padded;
       slot_sums<kRows>(value, queries, a.kv.value_dim, slot, sums);
     }
@@ -74,9 +74,9 @@ inline void add_latent_scores(const AttentionTile &a, const T *values, const Pie
   }
 }
 
-// The same of all rows of a tile. Scores that lie behind a row's own position may stay without.
+// The same for all rows of a tile. Scores of positions after a row's own may be left out.
 template <typename T> inline void add_latent_scores(const AttentionTile &a, const T *values, const Piece &piece) {
-  in_groups(a.rows, [&](auto rows, int64_t row) {
+  in_sets(a.rows, [&](auto rows, int64_t row) {
     add_latent_scores<rows.kCount>(a, values, until(piece, a.position[row + rows.kCount - 1]), row);
   });
 }

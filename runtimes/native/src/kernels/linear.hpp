@@ -1,5 +1,5 @@
-// Panels of 32 rows times activations. Every instance adds up the blocks of a row in the same order with the same
-// operations, so a result does not depend on how many tokens are computed together.
+// Panels of 32 rows times quantized activations. A result does not depend on how many tokens are computed together: every
+// instance adds up the blocks of a row in the same order with the same operations.
 #pragma once
 
 struct Floats32 { // a number for each row of a panel
@@ -11,22 +11,22 @@ struct Ints32 {
 
 template <int kBits> struct Bits {};
 
-// A token alone, for which nobody looks for flagged blocks, must be streamed.
+// One token takes `stream_token`: it comes without a list of flagged blocks.
 static_assert(kTokens > 1 && kUnpackFrom > 1);
 
-constexpr int64_t kAhead = 4096; // bytes: weights are fetched so long before they are needed
+constexpr int64_t kAhead = 4096; // bytes: how far ahead weights are prefetched
 inline void fetch_ahead(const uint8_t *group, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64)
     __builtin_prefetch(group + kAhead + i);
 }
 
-// Fetches the part of `bytes` that belongs to some of `all` tokens, for use after all of them.
+// Prefetches a share of `bytes`, by tokens first … first + count - 1 of `all`: after all tokens they are in the cache.
 inline void fetch_share(const uint8_t *from, int64_t bytes, int64_t first, int64_t count, int64_t all) {
   for (int64_t i = bytes * first / all, end = bytes * (first + count) / all; i < end; i += 64)
     __builtin_prefetch(from + i, 0, 2);
 }
 
-// The codes of a panel as bytes, [blocks][2 halves][8 lines]; for matrix products two lines at a time become tiles.
+// The codes of a panel as bytes, [blocks][2 halves][8 lines]. For matrix products each two lines are made tiles.
 template <typename F> inline void unpack_codes(const Run &run, const uint8_t *panel, uint8_t *codes) {
   for (int64_t group = 0; group < run.groups; ++group, panel += run.group_bytes) {
     fetch_ahead(panel, run.group_bytes);
@@ -46,8 +46,8 @@ template <typename F> inline void unpack_codes(const Run &run, const uint8_t *pa
 }
 
 // Adds the products of a block's codes with the 32 activations of each of kCount tokens.
-// kPacked: of codes as they lie in the panel. A line is read once for all tokens, and activations are spread over lanes
-// once for both halves; each of kChains sums of a token waits for as few others as possible.
+// kPacked: codes are as in the panel, else bytes. A line is loaded once for all tokens, and activations are broadcast once
+// for both halves. A token has kChains independent sums, which hide the latency of the products.
 template <int kBits, bool kPacked, int kCount, int kChains>
 inline void dot_block(const uint8_t *codes, const int8_t *const (&x)[kCount], Ints32 (&sums)[kCount * kChains]) {
   constexpr int kHalf = kPacked ? kBits * 64 : 512;
@@ -92,7 +92,7 @@ inline void add_block(Floats32 &total, const Floats32 &value, const GroupData (&
     total.v[half] = fma(data[half].offsets, splat(x.sum), total.v[half]);
 }
 
-// A block for two tokens at once by matrix products, from tiles of codes. Integers add up to the same in any order.
+// Adds a block's products for two tokens by matrix products, from tiles of codes. Sums of integers are exact in any order.
 template <typename F>
 inline void add_tiles(Floats32 (&total)[2], const GroupData (&data)[2], const uint8_t *tiles, const QuantRows &x,
                       int64_t at) {
@@ -127,8 +127,8 @@ inline void add_low(Floats32 (&total)[kCount], const GroupData (&data)[2], const
   }
 }
 
-// A panel's rows for one token, from its codes as they lie in it. The lo parts have a sum of their own, added last: a
-// panel that is read only once sums them up along with the hi parts.
+// A panel's rows for one token, from codes as they lie in the panel, which is read once. The lo parts have a sum of their
+// own that is added last, as in panel_tokens.
 template <typename F>
 inline void stream_token(const Run &run, const uint8_t *panel, const QuantRows &x, int64_t token, float *out) {
   Floats32 total = {{splat(0), splat(0)}}, low[1] = {total};
@@ -223,7 +223,7 @@ inline void sum_lows(const Run &run, const uint8_t *panel, const uint8_t *unpack
       continue;
     const uint8_t *group = panel + block / each * run.group_bytes;
     const GroupData data[2] = {F::load(run, group, 0), F::load(run, group, 1)};
-    // Of tiles there is no use for tokens that are not neighbours.
+    // Tiles serve two neighbouring tokens; these are not, so 4-bit codes are read from the panel.
     constexpr bool kPacked = kMatrixDots && F::kBits == 4;
     const uint8_t *codes = kMatrixDots ? group + block % each * F::kBits * 128 : unpacked + block * 1024;
     for (; token + kTokens <= end; token += kTokens)

@@ -1,9 +1,8 @@
 // Operations on rows of activations.
 #pragma once
 
-// The codes of up to 16 blocks of 32 numbers, the first from `x` on and each of the others `stride` numbers further, into
-// the blocks of `q` from `at` on, `step` apart. A block does not depend on those that it is quantized with. A NaN or an
-// infinity makes its block's scale NaN, and so reaches the logits.
+// Quantizes up to 16 blocks of 32 numbers: block k is at x + k · stride, and becomes block at + k · step of `q`. A block's
+// bits depend on its own numbers alone. A NaN or an infinity makes the block's scale NaN, and so reaches the logits.
 inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float crest, const QuantRows &q, int64_t at,
                             int64_t step) {
   Floats tops[16], squared[16];
@@ -23,7 +22,7 @@ inline void quantize_blocks(const float *x, int64_t stride, int64_t count, float
   store(finite, where_larger(splat(__builtin_inff()), squares, splat(1), splat(0)));
   for (int64_t k = 0; k < count; ++k) {
     Floats a = load(x + k * stride), b = load(x + k * stride + 16);
-    if (finite[k] == 0) [[unlikely]] // their codes would be no numbers: the scale says it
+    if (finite[k] == 0) [[unlikely]] // such numbers have no codes; the scale is NaN
       a = b = splat(0);
     Ints first = round(mul(a, splat(inverse[k]))), second = round(mul(b, splat(inverse[k])));
     const int64_t to = at + k * step;
@@ -57,7 +56,7 @@ void quantize(const float *x, int64_t width, float crest, const QuantRows &q, in
     __builtin_memcpy(rest, x + whole * kBlock, (size_t)left * 4);
     quantize_blocks(rest, 0, 1, crest, q, first + whole, 1);
   }
-  for (int64_t at = first + whole + (left > 0); at < first + q.blocks; ++at) { // what rows are padded with
+  for (int64_t at = first + whole + (left > 0); at < first + q.blocks; ++at) { // zeros to the end of the row
     __builtin_memset(q.hi + at * kBlock, 0, kBlock);
     q.block[at] = {};
     q.flag[at] = 0;

@@ -1,5 +1,5 @@
-// Rows are grouped by expert: its weights are read once for all rows that have chosen it, and not at all if none has. A task
-// is a panel of 32 rows of each expert's weights.
+// Rows are gathered by expert: its weights are read once for all rows that have chosen it, and not at all if none has. A
+// task is one panel of every expert.
 #include "ops/product.hpp"
 
 #include <algorithm>
@@ -9,12 +9,12 @@ namespace dsedge {
 
 namespace {
 
-constexpr int64_t kGathered = 64; // rows that are put together at a time
+constexpr int64_t kGathered = 64; // rows that are gathered at a time
 
 // A chosen expert's part of a row is padded as a row of codes would be.
 int64_t slot_width(int64_t size) { return padded_codes(size); }
 
-// Room for the lists of a forward's rows, and for rows of `width` numbers put together.
+// Room for the lists of a forward's rows, and for gathered rows of `width` numbers.
 void plan_experts(Context &ctx, const Forward &f, int64_t experts, int64_t top_k, int64_t width) {
   const size_t rows = std::max(static_cast<size_t>(f.rows), f.wanted.size());
   const size_t blocks = static_cast<size_t>(slot_width(width) / kBlock), most = blocks * kGathered;
@@ -33,7 +33,8 @@ void plan_experts(Context &ctx, const Forward &f, int64_t experts, int64_t top_k
   }
 }
 
-// The rows that have chosen each expert, and where in their part of the inner buffer it stands. A row has at most `top_k`.
+// Lists the rows that have chosen each expert, and the expert's place among those of the row. Of a row the first `top_k`
+// experts with a weight count.
 void find_chosen(const Context &ctx, const Instruction &i, int32_t routing, int64_t top_k, RowRange rows, ExpertScratch &s) {
   const int64_t here = ctx.number_of(i), experts = ctx.width(routing);
   if (s.read_by == here && s.read_from == rows.first)
@@ -61,7 +62,7 @@ void find_chosen(const Context &ctx, const Instruction &i, int32_t routing, int6
   s.read_from = rows.first;
 }
 
-// Rows s.rows[first] … of a buffer side by side, of each the numbers from `offset` (of its slot, if `by_slot`) on.
+// Gathers rows s.rows[first] … of a buffer: of each `width` numbers, from its expert's slot on if `by_slot`, else from 0.
 Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, int64_t first, int64_t count,
               ExpertScratch &s) {
   const auto offset = [&](int64_t n) { return by_slot ? s.slots[static_cast<size_t>(first + n)] * width : 0; };
@@ -161,7 +162,7 @@ void plan_gates(Context &ctx, const Instruction &i, const Forward &f) {
 
 int64_t gates_tasks(const Context &ctx, const Instruction &i) { return panels_of(gate_of(ctx.program, i).rows[0]); }
 
-// Writes 32 numbers of a row's part for an expert, and behind the last of them the padding.
+// Writes 32 numbers of a row to an expert's slot, and the slot's padding behind the last panel.
 void put_gates(const Context &ctx, const ExpertGate &o, int64_t panel, int64_t panels, int64_t row, int64_t slot,
                const float *results, int64_t stride) {
   if (!ctx.program.buffer(o.output).codes) {
@@ -182,7 +183,8 @@ void put_gates(const Context &ctx, const ExpertGate &o, int64_t panel, int64_t p
     }
 }
 
-void run_gates(Context &ctx, const Instruction &i, int64_t begin, int64_t end, RowRange rows, int32_t thread) {
+void run_gates(Context &ctx, const Instruction &i, const Instruction *, int64_t begin, int64_t end, RowRange rows,
+               int32_t thread) {
   const ExpertGate &o = as<ExpertGate>(i);
   const Matrix &gate = ctx.matrix(o.gate), &up = ctx.matrix(o.up);
   const int64_t panels = gates_tasks(ctx, i), stride = slot_width(gate_of(ctx.program, i).rows[0]);
@@ -200,14 +202,6 @@ void run_gates(Context &ctx, const Instruction &i, int64_t begin, int64_t end, R
                               s.slots[static_cast<size_t>(first + n)], scratch.results + n * kPanel, stride);
                 }
               });
-}
-
-void run_gates_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
-  run_gates(ctx, i, 0, gates_tasks(ctx, i), rows, thread);
-}
-
-void run_gates_tasks(Context &ctx, const Instruction &i, const Instruction *, int32_t begin, int32_t end, int32_t thread) {
-  run_gates(ctx, i, begin, end, ctx.rows_of(i), thread);
 }
 
 // ---- the sum of what they come to ----
@@ -240,7 +234,8 @@ void plan_downs(Context &ctx, const Instruction &i, const Forward &f) {
 int64_t downs_tasks(const Context &ctx, const Instruction &i) { return panels_of(downs_of(ctx.program, i).rows[0]); }
 
 // Experts are added in their order, so a row's sum does not depend on other rows.
-void run_downs(Context &ctx, const Instruction &i, int64_t begin, int64_t end, RowRange rows, int32_t thread) {
+void run_downs(Context &ctx, const Instruction &i, const Instruction *, int64_t begin, int64_t end, RowRange rows,
+               int32_t thread) {
   const ExpertDown &o = as<ExpertDown>(i);
   const Matrix &m = ctx.matrix(o.matrix);
   const int64_t panels = downs_tasks(ctx, i), width = ctx.width(o.output);
@@ -266,32 +261,24 @@ void run_downs(Context &ctx, const Instruction &i, int64_t begin, int64_t end, R
               });
 }
 
-void run_downs_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
-  run_downs(ctx, i, 0, downs_tasks(ctx, i), rows, thread);
-}
-
-void run_downs_tasks(Context &ctx, const Instruction &i, const Instruction *, int32_t begin, int32_t end, int32_t thread) {
-  run_downs(ctx, i, begin, end, ctx.rows_of(i), thread);
-}
-
 } // namespace
 
 extern const Op kExpertGateOp, kExpertDownOp;
 const Op kExpertGateOp = {.name = "expert_gate",
                           .verify = verify_gates,
                           .cost = gates_cost,
-                          .run_rows = run_gates_rows,
+                          .run_rows = run_all_panels<run_gates, gates_tasks>,
                           .reserve = reserve_gates,
                           .plan = plan_gates,
                           .tasks = gates_tasks,
-                          .run_tasks = run_gates_tasks};
+                          .run_tasks = run_panel_tasks<run_gates>};
 const Op kExpertDownOp = {.name = "expert_down",
                           .verify = verify_downs,
                           .cost = downs_cost,
-                          .run_rows = run_downs_rows,
+                          .run_rows = run_all_panels<run_downs, downs_tasks>,
                           .reserve = reserve_downs,
                           .plan = plan_downs,
                           .tasks = downs_tasks,
-                          .run_tasks = run_downs_tasks};
+                          .run_tasks = run_panel_tasks<run_downs>};
 
 } // namespace dsedge

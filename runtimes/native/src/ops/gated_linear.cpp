@@ -35,8 +35,7 @@ Cost gated_cost(const Program &program, const Instruction &i) {
 
 int64_t gated_tasks(const Context &ctx, const Instruction &i) { return ctx.matrix(as<GatedLinear>(i).gate).panels; }
 
-// Thirty-two numbers of the activated gate are one block of what the next linear reads. Those that the last panel has
-// too many are 0.
+// A panel's 32 numbers are one block of the output's codes. Rows behind the matrix's last are zeros, and so are their numbers.
 void put(const Context &ctx, const Instruction &i, int64_t panel, RowRange rows, const Scratch &scratch) {
   const GatedLinear &o = as<GatedLinear>(i);
   const int64_t first = panel * kPanel;
@@ -63,14 +62,6 @@ void run_panels(Context &ctx, const Instruction &i, const Instruction *lead, int
   }
 }
 
-void run_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {
-  run_panels(ctx, i, lead, begin, end, ctx.rows_of(i), thread);
-}
-
-void run_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
-  run_panels(ctx, i, nullptr, 0, gated_tasks(ctx, i), rows, thread);
-}
-
 } // namespace
 
 extern const Op kGatedLinearOp;
@@ -78,9 +69,9 @@ const Op kGatedLinearOp = {.name = "gated_linear",
                            .makes_input = true,
                            .verify = verify_gated,
                            .cost = gated_cost,
-                           .run_rows = run_rows,
+                           .run_rows = run_all_panels<run_panels, gated_tasks>,
                            .reserve = reserve_gated,
                            .tasks = gated_tasks,
-                           .run_tasks = run_tasks};
+                           .run_tasks = run_panel_tasks<run_panels>};
 
 } // namespace dsedge

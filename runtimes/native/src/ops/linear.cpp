@@ -63,14 +63,6 @@ void run_panels(Context &ctx, const Instruction &i, const Instruction *lead, int
   }
 }
 
-void run_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {
-  run_panels(ctx, i, lead, begin, end, ctx.rows_of(i), thread);
-}
-
-void run_rows(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
-  run_panels(ctx, i, nullptr, 0, linear_tasks(ctx, i), rows, thread);
-}
-
 } // namespace
 
 extern const Op kLinearOp;
@@ -78,9 +70,9 @@ const Op kLinearOp = {.name = "linear",
                       .makes_input = true,
                       .verify = verify_linear,
                       .cost = linear_cost,
-                      .run_rows = run_rows,
+                      .run_rows = run_all_panels<run_panels, linear_tasks>,
                       .reserve = reserve_linear,
                       .tasks = linear_tasks,
-                      .run_tasks = run_tasks};
+                      .run_tasks = run_panel_tasks<run_panels>};
 
 } // namespace dsedge

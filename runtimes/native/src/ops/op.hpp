@@ -1,12 +1,12 @@
-// What the engine knows of an op: one record, exported by ops/<name>.cpp. The table in ops/table.cpp follows the
-// instructions of ../../program.def; scheduler, decoder and engine know ops by nothing else.
+// All that scheduler, decoder and engine know of an op: one record, exported by ops/<name>.cpp. ops/table.cpp lists the
+// records in the order of ../../program.def.
 #pragma once
 
 #include "context.hpp"
 
 namespace dsedge {
 
-// Multiply-adds of a row, and of a row with each position that it sees. What is no product counts nothing.
+// Multiply-adds of a row, and of a row with each position that it sees. Other operations are not counted.
 struct Cost {
   double row = 0, position = 0;
   int32_t ring = kNone; // that the positions are of
@@ -19,7 +19,7 @@ struct Op {
   bool one_set_of_rows = true;
   // Whether a row's result depends on what earlier instructions did with other rows.
   bool sees_other_rows = false;
-  // Whether its tasks make the codes of a lone row themselves, by `make_codes` of the instruction before.
+  // Whether its tasks can compute the codes of a lone row themselves, by `make_codes` of the instruction before.
   bool makes_input = false;
 
   // Throws std::invalid_argument unless the operands fit each other.
@@ -31,19 +31,17 @@ struct Op {
   // The rest may be nullptr.
   // Raises `room` to what a thread needs as scratch.
   void (*reserve)(const Program &, const Instruction &, Room &room) = nullptr;
-  // Before a forward: makes what the op needs for it. Throws std::invalid_argument, and then has changed nothing that
-  // matters.
+  // Before a forward: prepares what the op needs for it. May throw std::invalid_argument; the engine is then usable as before.
   void (*plan)(Context &, const Instruction &, const Forward &) = nullptr;
-  // Of an op whose work can be cut otherwise than by rows: into how many tasks, and the running of some. With a `lead`,
-  // an instruction that leads this one, tasks do that first.
+  // For an op whose work can be cut otherwise than by rows: how many tasks there are, and the running of some. A `lead` is
+  // the instruction before, whose work on the lone row each thread does first, for itself.
   int64_t (*tasks)(const Context &, const Instruction &) = nullptr;
   void (*run_tasks)(Context &, const Instruction &, const Instruction *lead, int32_t begin, int32_t end,
                     int32_t thread) = nullptr;
-  // Whether each thread may do this for itself as the lead of the tasks of `next`, where there is one row: in any
-  // forward, and in this one.
+  // Whether this may be the lead of `next` where there is one row: `leads` in general, `leads_now` in this forward.
   bool (*leads)(const Instruction &, const Instruction &next) = nullptr;
   bool (*leads_now)(const Context &, const Instruction &next) = nullptr;
-  // Of an op that writes codes and leads: makes row 0 in other places, `out` if the op has floats to write.
+  // For an op that writes codes and leads: computes row 0 into `codes`, and its floats, if it writes some, into `out`.
   void (*make_codes)(const Context &, const Instruction &, float *out, const QuantRows &codes) = nullptr;
 };
 

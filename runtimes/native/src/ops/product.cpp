@@ -72,17 +72,24 @@ Inputs read_input(Context &ctx, const Instruction &i, int32_t input, const Instr
   return in;
 }
 
+// out [count][32] = the inputs, from the run's first column on, times the rows of a panel of the run.
+static void multiply(const Context &ctx, const Inputs &in, const Run &run, int64_t panel, const Scratch &scratch, float *out) {
+  const LinearKernels &kernels = ctx.kernels.linear[run.format];
+  if (in.floats)
+    kernels.panel_float(run, panel - run.first_panel, in.floats, in.stride, in.count,
+                        reinterpret_cast<float *>(scratch.panel), out);
+  else
+    kernels.panel(run, panel - run.first_panel, in.codes, in.flagged, in.count, scratch.panel, out);
+}
+
 void product(const Context &ctx, const Inputs &in, const Matrix &matrix, int64_t panel, const Scratch &scratch, float *results) {
   float *out = results;
   for (const Run &run : matrix.of_panel(panel)) {
-    const LinearKernels &kernels = ctx.kernels.linear[run.format];
-    const Inputs some = in.after(run.column);
-    if (some.floats)
-      kernels.panel_float(run, panel - run.first_panel, some.floats, some.stride, some.count,
-                          reinterpret_cast<float *>(scratch.panel), out);
+    if (run.column == 0) // without a copy of the inputs: a panel for one token takes less than a microsecond
+      multiply(ctx, in, run, panel, scratch, out);
     else
-      kernels.panel(run, panel - run.first_panel, some.codes, some.flagged, some.count, scratch.panel, out);
-    for (int64_t n = 0; out != results && n < some.count * kPanel; ++n)
+      multiply(ctx, in.after(run.column), run, panel, scratch, out);
+    for (int64_t n = 0; out != results && n < in.count * kPanel; ++n)
       results[n] += out[n];
     out = scratch.term;
   }

@@ -35,4 +35,14 @@ void read_row(const Context &ctx, const Matrix &matrix, int64_t row, float scale
 // Adds numbers first … first + count - 1 of a bias, or nothing.
 void add_bias(const Context &ctx, int32_t bias, int64_t first, int64_t count, int64_t rows, float *results);
 
+// The run_tasks and run_rows of an op whose tasks are panels: Run(ctx, i, lead, begin, end, rows, thread) does panels
+// begin … end - 1 for some rows.
+template <auto Run>
+void run_panel_tasks(Context &ctx, const Instruction &i, const Instruction *lead, int32_t begin, int32_t end, int32_t thread) {
+  Run(ctx, i, lead, begin, end, ctx.rows_of(i), thread);
+}
+template <auto Run, auto Tasks> void run_all_panels(Context &ctx, const Instruction &i, RowRange rows, int32_t thread) {
+  Run(ctx, i, nullptr, 0, Tasks(ctx, i), rows, thread);
+}
+
 } // namespace dsedge

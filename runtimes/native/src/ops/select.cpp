@@ -22,7 +22,7 @@ void run_select(Context &ctx, const Instruction &i, RowRange rows, int32_t) {
 
 } // namespace
 
-// What it reads is of all rows: a stage of wanted rows begins when that is there.
+// It reads all rows and writes the wanted ones.
 extern const Op kSelectOp;
 const Op kSelectOp = {.name = "select",
                       .one_set_of_rows = false,

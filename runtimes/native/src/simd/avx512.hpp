@@ -48,7 +48,7 @@ inline NativeInt native_widen(const uint8_t *p) {
 }
 inline float half_scalar(const uint16_t *p) { return _cvtsh_ss(*p); }
 inline uint16_t half_of(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
-// Sixteen registers across their lanes, halves put together as `across` does it for one: a lane for each.
+// Reduces sixteen registers to a lane each, in the order in which `across` reduces one.
 template <typename Join> inline NativeFloat native_across(const NativeFloat *a, const Join &join) {
   const auto put = [&](__m512 x, __m512 y) { return (__m512)join((NativeFloat)x, (NativeFloat)y); };
   __m512 half[8], quarter[4], two[2];
@@ -74,23 +74,23 @@ template <typename Join> inline NativeFloat native_across(const NativeFloat *a, 
 inline NativeFloat native_pair_dot(NativeFloat sum, uint32_t pair, NativeInt pairs) {
   return (NativeFloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32((int)pair), (__m512bh)pairs);
 }
-// 32 numbers that follow each other become pairs of neighbours.
+// Rounds 32 consecutive numbers to bfloat16: pair i holds numbers 2i and 2i + 1.
 inline NativeInt native_neighbours(NativeFloat first, NativeFloat second) {
   return (NativeInt)_mm512_rol_epi32((__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first), 16);
 }
-// Of float16 numbers 2^-112 times their value as bfloat16: shifted, the exponent of one is that of the other. What is
-// below float16's normal numbers is 0 to the products. All are finite.
+// Float16 numbers as bfloat16, times 2^-112: a shift by three bits moves the exponent to bfloat16's place and leaves its
+// bias. Subnormal float16 numbers become subnormal bfloat16 ones, which products take for 0. Inputs are finite.
 inline __m512i shrink(__m512i halves) {
   const __m512i eighth = _mm512_mulhrs_epi16(halves, _mm512_set1_epi16(1 << 12)); // rounded
   return _mm512_and_si512(eighth, _mm512_set1_epi16((short)0x8fff));
 }
-// Sixteen halves and the sixteen that follow them become pairs, shrunk.
+// Pair i holds halves i and 16 + i at `p`, as `shrink` makes them.
 inline NativeInt native_half_pairs(const uint16_t *p) {
   const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5,
                                          21, 4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
   return (NativeInt)shrink(_mm512_permutexvar_epi16(order, _mm512_loadu_si512(p)));
 }
-// Sixteen halves at `a` and sixteen at `b` become pairs, shrunk.
+// Pair i holds half i at `a` and half i at `b`, as `shrink` makes them.
 inline NativeInt native_half_pairs(const uint16_t *a, const uint16_t *b) {
   const __m512i order = _mm512_set_epi16(15, 47, 14, 46, 13, 45, 12, 44, 11, 43, 10, 42, 9, 41, 8, 40, 7, 39, 6, 38, 5,
                                          37, 4, 36, 3, 35, 2, 34, 1, 33, 0, 32);

@@ -16,8 +16,8 @@ struct Bytes {
   NativeByte v[kNatives];
 };
 
-// Does something for each register i of a value. Spelled out instead of a loop: compilers keep an array of registers in
-// registers only where every index is a constant from the start.
+// Calls `work` for each register i of a value. There is no loop, since compilers keep an array in registers only where
+// every index is a constant.
 template <typename Work> __attribute__((always_inline)) inline void each(const Work &work) {
   work(0);
   if constexpr (kNatives > 1)
@@ -145,7 +145,7 @@ inline void store_codes(int8_t *p, Ints a) { // sixteen bytes
     __builtin_memcpy(p + i * kEach, &codes, kEach);
   });
 }
-// `mask` of each lane of 32 bits, `shift` bits up.
+// (lane >> shift) & mask, of each lane of 32 bits.
 inline Ints bits_of(Bytes a, int shift, int32_t mask) {
   Ints r;
   EACH(r.v[i] = (NativeInt)a.v[i] >> shift & mask);
@@ -169,7 +169,7 @@ inline Bytes high_nibbles(Bytes a) {
   return a;
 }
 
-// Across lanes, always in the same order: halves are put together until one lane is left.
+// Reduces the lanes to one, always in the same order: the lower half is joined with the upper until one lane is left.
 typedef float Four __attribute__((vector_size(16)));
 template <typename Join> inline float across(Floats a, const Join &join) {
   Four quarters[4];
@@ -181,12 +181,12 @@ template <typename Join> inline float across(Floats a, const Join &join) {
 struct Sum {
   template <typename V> V operator()(V x, V y) const { return x + y; }
 };
-struct Larger { // NaN in any lane may be lost: the sums that follow keep it
+struct Larger { // a NaN may be dropped; callers find it by a sum
   template <typename V> V operator()(V x, V y) const { return x > y ? x : y; }
 };
 inline float sum(Floats a) { return across(a, Sum{}); }
 inline float maximum(Floats a) { return across(a, Larger{}); }
-// Each of up to sixteen across its own lanes; what is in the lanes of the others does not matter.
+// Lane i of the result is a[i] reduced, for i below `count`; other lanes are unspecified.
 template <typename Join> inline Floats across(const Floats (&a)[16], [[maybe_unused]] int64_t count, const Join &join) {
   if constexpr (kNatives == 1) {
     return {{native_across(a[0].v, join)}};
@@ -224,7 +224,7 @@ inline Floats exp2(Floats x) {
   });
   return x;
 }
-// e^x of numbers from -88 to 88, which others are taken for.
+// e^x, with x clamped to -88 … 88.
 inline Floats exp(Floats x) {
   const NativeFloat log2e = NativeFloat{} + kLog2e, rest = NativeFloat{} + kLog2eRest;
   each([&](int i) __attribute__((always_inline)) {

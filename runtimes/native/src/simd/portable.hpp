@@ -1,4 +1,5 @@
-// Plain C++ on vectors of four: the oracle of the other sets. Two roundings in a multiply-add, halves by bit arithmetic.
+// Plain C++ on vectors of four; tests compare the other sets with it. A multiply-add rounds twice, float16 is converted by
+// bit arithmetic.
 #pragma once
 
 constexpr int kNative = 16;
