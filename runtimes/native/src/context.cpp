@@ -9,6 +9,21 @@ namespace dsedge {
 
 namespace {
 
+// The run of another matrix that lies interleaved with a run, or nullptr: panels of a gate and of what it gates are read
+// in turn, and are then one stream of memory.
+Run *companion(const Program &program, std::vector<Matrix> &matrices, size_t matrix, size_t run) {
+  for (const Instruction &i : program.instructions) {
+    const GatedLinear *gated = std::get_if<GatedLinear>(&i.operands);
+    if (!gated || static_cast<size_t>(gated->gate) != matrix || gated->gate == gated->up)
+      continue;
+    const Run &of = matrices[matrix].runs[run];
+    for (Run &other : matrices[static_cast<size_t>(gated->up)].runs)
+      if (other.first_panel == of.first_panel && other.panels == of.panels)
+        return &other;
+  }
+  return nullptr;
+}
+
 // Fills `matrices`; the memory that they lie in.
 Memory lay_out_weights(const Program &program, std::vector<Matrix> &matrices) {
   int64_t bytes = 0;
@@ -24,10 +39,17 @@ Memory lay_out_weights(const Program &program, std::vector<Matrix> &matrices) {
   }
   Memory weights(bytes, true);
   uint8_t *at = weights.data();
-  for (Matrix &m : matrices)
-    for (Run &run : m.runs) {
+  for (size_t m = 0; m < matrices.size(); ++m)
+    for (size_t n = 0; n < matrices[m].runs.size(); ++n) {
+      Run &run = matrices[m].runs[n], *other = companion(program, matrices, m, n);
+      if (run.data)
+        continue;
       run.data = at;
-      at += run.panels * run.panel_bytes;
+      if (other && !other->data) {
+        other->data = at + run.panel_bytes;
+        run.stride = other->stride = run.panel_bytes + other->panel_bytes;
+      }
+      at += run.panels * run.stride;
     }
   return weights;
 }

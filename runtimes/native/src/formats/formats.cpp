@@ -72,14 +72,14 @@ Run lay_out(const RunShape &shape, int64_t base) {
   run.first_panel = base + shape.row / kPanel;
   run.panels = panels_of(shape.row + shape.rows) - shape.row / kPanel;
   if (!f.codes) {
-    run.panel_bytes = run.columns * kPanel * f.bits / 8;
+    run.panel_bytes = run.stride = run.columns * kPanel * f.bits / 8;
     return run;
   }
   run.groups = (run.columns + run.group - 1) / run.group;
   run.scales_at = int64_t{run.group} * kPanel * f.bits / 8;
   run.extra_at = run.scales_at + kPanel * 2;
   run.group_bytes = run.extra_at + f.group_extra;
-  run.panel_bytes = run.groups * run.group_bytes;
+  run.panel_bytes = run.stride = run.groups * run.group_bytes;
   return run;
 }
 
@@ -136,7 +136,7 @@ void pack(const Run &run, const SourceRows &rows) {
   const Format &f = format_of(run.format);
   for (int64_t i = 0; i < rows.count; ++i) {
     const int64_t row = run.row + rows.first + i;
-    f.pack(run, rows, i, run.data + (row / kPanel - run.first_panel) * run.panel_bytes, static_cast<int>(row % kPanel));
+    f.pack(run, rows, i, run.data + (row / kPanel - run.first_panel) * run.stride, static_cast<int>(row % kPanel));
   }
 }
 

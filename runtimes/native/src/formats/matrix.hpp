@@ -17,7 +17,7 @@ constexpr int kMostGroup = 128; // columns that share a weight scale, at most
 // [columns][32 rows]; its `group` is 0. A row of a panel that does not belong to the run is 0.
 struct Run {
   uint8_t *data = nullptr;
-  int64_t panel_bytes = 0;
+  int64_t panel_bytes = 0, stride = 0; // stride: from a panel to the next, in bytes
   int64_t group_bytes = 0, scales_at = 0, extra_at = 0; // extra_at, scales_at: within a group
   int64_t columns = 0, groups = 0;
   int32_t format = 0, group = 0;

@@ -10,7 +10,7 @@ template <typename F> inline void unpack_floats(const Run &run, const uint8_t *p
 }
 
 template <typename F> void read_row(const Run &run, int64_t row, float scale, float *out) {
-  const uint8_t *panel = run.data + row / kPanel * run.panel_bytes;
+  const uint8_t *panel = run.data + row / kPanel * run.stride;
   const int64_t lane = row % kPanel;
   for (int64_t column = 0; column < run.columns; ++column) {
     float lanes[16];
@@ -41,7 +41,7 @@ inline void float_tokens(const float *weights, int64_t columns, const float *x, 
 template <typename F>
 inline void panel_float(const Run &run, int64_t index, const float *x, int64_t stride, int64_t tokens, float *scratch,
                  float *out) {
-  unpack_floats<F>(run, run.data + index * run.panel_bytes, scratch);
+  unpack_floats<F>(run, run.data + index * run.stride, scratch);
   int64_t t = 0;
   for (; t + kTokens <= tokens; t += kTokens)
     float_tokens<kTokens>(scratch, run.columns, x + t * stride, stride, out + t * kPanel);

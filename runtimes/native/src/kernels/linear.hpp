@@ -236,7 +236,7 @@ inline void sum_lows(const Run &run, const uint8_t *panel, const uint8_t *unpack
 template <typename F>
 inline void panel(const Run &run, int64_t index, const QuantRows &x, const Flagged &flagged, int64_t tokens,
                        uint8_t *scratch, float *out) {
-  const uint8_t *panel = run.data + index * run.panel_bytes;
+  const uint8_t *panel = run.data + index * run.stride;
   int64_t t = 0;
   if (tokens >= (F::kBits == 4 ? kUnpackFrom : kTokens)) {
     unpack_codes<F>(run, panel, scratch);
