@@ -22,7 +22,7 @@ public:
   OpProgram() {
     program.buffers = {{1, false, true}};
     program.ropes = {4};
-    program.kv = {1, kRows, {{kRows + 10, kRows, 0}}, {}};
+    program.kv = {{{2 * whole_lines(kRows), kRows}}, {}}; // slots for two sequences
   }
 
   // Buffers that an instruction fills.
