@@ -30,7 +30,7 @@ begin at its own first column. The manifest says so in the place of the scheme's
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -204,3 +204,29 @@ def slice_columns(scheme: Scheme, parts: Mapping[str, Array], start: int, stop: 
     if "zeros" in parts:
         found["zeros"] = pack_nibbles(unpack_nibbles(parts["zeros"], last)[:, first:])
     return found
+
+
+WIDE = Scheme(8, 32, "sym")
+
+
+def holds(runs: Sequence[Run], axis: Axis) -> Scheme | None:
+    """The one scheme that holds a weight of several runs exactly, `WIDE`; None where only float32 does.
+
+    A code less its zero point fits 8 bits, and a scale of 64 or 128 columns is two or four of 32. An offset does not,
+    and groups must not straddle two runs.
+    """
+    schemes = [parse_scheme(run.scheme) for run in runs]
+    shifted = any(scheme is None or scheme.kind == "affine" for scheme in schemes)
+    straddled = axis == "columns" and any(run.start % WIDE.group for run in runs)
+    return None if shifted or straddled else WIDE
+
+
+def widen(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> dict[str, Array]:
+    """Rows of a `sym` or `zp` weight in the scheme `WIDE`: the same numbers."""
+    codes, _, _ = unpack(scheme, parts)
+    rows, groups = parts["scales"].shape
+    zeros = unpack_nibbles(parts["zeros"], groups)[..., None] if scheme.kind == "zp" else np.uint8(scheme.zero)
+    codes = codes - zeros + np.uint8(WIDE.zero)  # modulo 256, and the result is within 0…255
+    wide = WIDE.groups(columns)
+    scales = parts["scales"].repeat(scheme.group // WIDE.group, axis=1)[:, :wide]
+    return {"codes": codes.reshape(rows, -1)[:, : wide * WIDE.group], "scales": scales}

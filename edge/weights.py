@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,17 @@ from edge.errors import BundleError, FormatError, found_in
 from edge.ops import Weight
 from edge.safetensors import TensorInfo, read_header
 
+Result = TypeVar("Result")
 _DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype(np.uint8), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 
 class Weights:
     """The weights of a payload file by canonical name. Reads are lazy; nothing is copied until it is used.
 
-    `runs` are what each weight is stored in: itself, or several matrices with a scheme each. `tensor`, `parts` and
-    `schemes` (None for floats) go by the names of runs; `read`, `shapes`, `size` and `count` by those of weights too.
+    `runs` are what each weight is stored in: itself, or several matrices with a scheme each. `schemes`, `shapes`,
+    `tensor`, `parts`, `size` and `count` know a run by its name as well. A weight of several runs may be read as if it
+    were stored in one scheme, which `schemes` names: the one that holds all of them exactly, None for float32.
+    `formats` are the names of these schemes, float16 and float32 among them.
     """
 
     def __init__(self, path: Path, weights: Sequence[Weight], schemes: Mapping[str, str]) -> None:
@@ -33,6 +36,7 @@ class Weights:
         self.path = path
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.schemes: dict[str, payload.Scheme | None] = {}
+        self.formats: dict[str, str] = {}
         self.runs: dict[str, tuple[payload.Run, ...]] = {}
         self.axes: dict[str, payload.Axis] = {}
         with found_in(BundleError):
@@ -54,15 +58,24 @@ class Weights:
         runs = layout.split(weight.name, weight.stored)
         self.runs[weight.name], self.axes[weight.name] = runs, layout.axis
         self.shapes[weight.name] = weight.stored
+        if len(runs) > 1:
+            held = payload.holds(runs, layout.axis)
+            self.schemes[weight.name], self.formats[weight.name] = held, held.name if held else "float32"
         for run in runs:
             self.shapes[run.name], self.schemes[run.name] = run.shape, payload.parse_scheme(run.scheme)
+            self.formats[run.name] = run.scheme
 
     def info(self, tensor: str) -> TensorInfo:
         """Where a tensor (`layers.0.attn.q.codes`) lies in the file."""
         return self._tensors[tensor]
 
     def tensor(self, tensor: str, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Rows start…stop of a tensor, read into memory. Raises BundleError if the file has gone or shrunk."""
+        """Rows start…stop of a tensor, read into memory; of a weight in several runs, its numbers.
+
+        Raises BundleError if the file has gone or shrunk.
+        """
+        if len(self.runs.get(tensor, ())) > 1:
+            return self.read(tensor, start, stop)
         info = self._tensors[tensor]
         rows = info.shape[0]
         stop = rows if stop is None else min(stop, rows)
@@ -77,33 +90,47 @@ class Weights:
         return found.reshape(shape)
 
     def parts(self, name: str, start: int = 0, stop: int | None = None) -> dict[str, npt.NDArray[Any]]:
-        """The parts of a quantized run by suffix (see edge.payload), rows start…stop, in its entry of `schemes`."""
+        """The parts of a quantized weight by suffix (see edge.payload), rows start…stop, in its entry of `schemes`."""
         scheme = self.schemes[name]
         assert scheme is not None
-        return {part: self.tensor(f"{name}.{part}", start, stop) for part in scheme.parts(1, 1)}
+        if len(self.runs.get(name, ())) <= 1:
+            return {part: self.tensor(f"{name}.{part}", start, stop) for part in scheme.parts(1, 1)}
+
+        def wide(run: payload.Run, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+            stored = self.schemes[run.name]
+            assert stored is not None
+            return payload.widen(stored, self.parts(run.name, first, last), run.shape[1])
+
+        found = self._each_run(name, wide, start, stop)
+        return {part: np.concatenate([item[part] for item in found], self._along(name)) for part in scheme.parts(1, 1)}
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
         """Rows start…stop of a weight as float32, dequantized."""
         if len(self.runs.get(name, ())) > 1:
-            along = 0 if self.axes[name] == "rows" else 1
-            return np.concatenate([self.read(*piece) for piece in self._pieces(name, start, stop)], along)
+            found = self._each_run(name, lambda run, first, last: self.read(run.name, first, last), start, stop)
+            return np.concatenate(found, self._along(name))
         scheme = self.schemes[name]
         if scheme is None:
             return self.tensor(name, start, stop).astype(np.float32, copy=False)
         return payload.dequantize(scheme, self.parts(name, start, stop), self.shapes[name][1])
 
-    def _pieces(self, name: str, start: int, stop: int | None) -> list[tuple[str, int, int]]:
-        """Each run that holds some of the rows start…stop of a weight, and which of its own rows they are."""
+    def _along(self, name: str) -> int:
+        return 0 if self.axes[name] == "rows" else 1
+
+    def _each_run(
+        self, name: str, call: Callable[[payload.Run, int, int], Result], start: int, stop: int | None
+    ) -> list[Result]:
+        """What `call` makes of each run that holds some of the rows start…stop of a weight, and of its own rows."""
         rows = self.shapes[name][0]
         stop = rows if stop is None else min(stop, rows)
         if self.axes[name] == "columns":
-            return [(run.name, start, stop) for run in self.runs[name]]
+            return [call(run, start, stop) for run in self.runs[name]]
         inside = [
-            (run.name, max(start, run.start) - run.start, min(stop, run.stop) - run.start)
+            (run, max(start, run.start) - run.start, min(stop, run.stop) - run.start)
             for run in self.runs[name]
             if run.start < stop and start < run.stop
         ]
-        return inside or [(self.runs[name][0].name, 0, 0)]
+        return [call(*item) for item in inside or [(self.runs[name][0], 0, 0)]]
 
     def size(self, name: str) -> int:
         """Bytes that a weight takes in the file."""

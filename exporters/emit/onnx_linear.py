@@ -113,14 +113,12 @@ class LinearEmitter:
     def _adjacent(self, group: Sequence[Op[Linear]]) -> bool:
         """Whether siblings are quantized alike, are taken alike, and each part of one ends where the next begins."""
         weights, biases = [op.attrs.weight for op in group], [op.attrs.bias for op in group]
-        if any(len(self._runs[weight.name]) > 1 for weight in weights):
-            return False
         scheme = self._schemes[weights[0].name]
         alike = {
             (self._schemes[weight.name], bias is None, self._precision(weight))
             for weight, bias in zip(weights, biases, strict=True)
         }
-        if len(alike) > 1 or scheme is None:
+        if len(alike) > 1 or scheme is None or any(len(self._runs[weight.name]) > 1 for weight in weights):
             return False
         columns = [[f"{weight.name}.{part}" for weight in weights] for part in scheme.parts(1, 1)]
         columns.append([bias.name for bias in biases if bias])

@@ -34,6 +34,8 @@ LAYOUTS = {
     "layers.0.mlp.gate": "rows 1 float16, 63 int4-g32-affine",
     "layers.0.mlp.down": "columns 20 int4-g32-sym, 44 int4-g128-affine",
 }
+# What holds all runs of each exactly, for a reader that wants one scheme.
+HELD = {"layers.0.attn.q", "layers.0.attn.k", "layers.0.attn.o"}
 
 
 def written(path: Path, **sources: Any) -> Weights:
@@ -64,6 +66,20 @@ def test_every_way_of_reading_gives_the_numbers_of_an_own_unpacker(name: str, we
     np.testing.assert_allclose(weights.read(name), expected, rtol=1e-6, atol=1e-6)
     for start, stop in ((0, 1), (5, 33), (rows - 3, rows + 9), (0, 0), (7, 7)):
         np.testing.assert_allclose(weights.read(name, start, stop), expected[start:stop], rtol=1e-6, atol=1e-6)
+    scheme = weights.schemes[name]
+    assert (scheme == Scheme(8, 32, "sym")) == (name in HELD)
+    assert weights.formats[name] == ("int8-g32-sym" if name in HELD else "float32")
+    if scheme is None:
+        np.testing.assert_allclose(weights.tensor(name, 3, 9), expected[3:9], rtol=1e-6, atol=1e-6)
+        return
+    for start, stop in ((0, rows), (5, 33)):
+        parts = weights.parts(name, start, stop)
+        assert {part: found.shape[1:] for part, found in parts.items()} == {
+            part: shape[1:] for part, (_, shape) in scheme.parts(rows, columns).items()
+        }
+        groups = parts["scales"].astype(np.float64).repeat(32, axis=1)[:, :columns]
+        np.testing.assert_array_equal(groups * (parts["codes"][:, :columns].astype(int) - 128), expected[start:stop])
+        assert (parts["codes"][:, columns:] == 128).all()  # padding stands for zero
 
 
 def test_sizes_are_those_of_the_runs(weights: Weights) -> None:

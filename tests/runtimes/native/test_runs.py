@@ -53,7 +53,7 @@ class Mixed:
         ]  # fmt: skip
         buffers = [(ROWS, "wanted"), (COLUMNS, ""), (COLUMNS, "wanted"), (COLUMNS, "wanted codes")]
         matrices = [("float32", 0, COLUMNS, [len(x)]), self.shape]
-        self.engine = engine_of(self.steps, buffers, matrices, kernels=kernels, threads=threads, chunk=len(x))
+        self.engine = engine_of(self.steps, buffers, matrices, kernels=kernels, threads=threads)
         pack(self.engine, 0, 0, x)
         for index, (arrays, _) in enumerate(packed):
             pack(self.engine, 1, index, *arrays)
@@ -108,7 +108,7 @@ def test_rows_are_looked_up_in_the_runs_that_hold_them(layout: str) -> None:
     """As an embedding: the row that is picked is the weight's, in every format."""
     mixed = Mixed(layout, random_rows(1, COLUMNS), codes=False)
     steps = [{"kind": "embed", "output": 1, "matrix": 0, "scale": 2.0}, {"kind": "select", "input": 1, "output": 0}]
-    engine = engine_of(steps, [(COLUMNS, "wanted"), (COLUMNS, "")], [mixed.shape], chunk=ROWS)
+    engine = engine_of(steps, [(COLUMNS, "wanted"), (COLUMNS, "")], [mixed.shape])
     for seed, run in enumerate(mixed.parsed.split("w", (ROWS, COLUMNS))):
         pack(engine, 0, seed, *stored(run, seed)[0])
     ids, out = np.arange(ROWS, dtype=np.int32), np.empty((ROWS, COLUMNS), np.float32)

@@ -25,7 +25,7 @@ const Sizes kLatent[] = {{48, 6, 1, 32, 16, 70, 400, 290, 3, KvFormat::kFloat16,
 // A chunk of 40 over a window of 7.
 const Sizes kShort = {48, 6, 2, 24, 16, 70, 80, 7, 3, KvFormat::kFloat16};
 // Matrices in runs of formats.
-const Sizes kRuns = {160, 6, 2, 24, 16, 150, 400, 290, 3, KvFormat::kFloat16, false, true};
+const Sizes kRuns = {162, 6, 2, 24, 16, 150, 400, 290, 3, KvFormat::kFloat16, false, true};
 // A chunk of which each thread takes blocks of rows through several layers.
 const Sizes kLong = {45, 6, 2, 13, 6, 37, 352, 160, 3, KvFormat::kFloat16};
 

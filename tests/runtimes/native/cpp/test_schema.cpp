@@ -1,4 +1,5 @@
 // What is refused of a program's named fields, and by which words.
+#include "decoder.hpp"
 #include "expect.hpp"
 #include "program.hpp"
 
@@ -75,7 +76,7 @@ void test_formats() {
   for (const char *name : {"int4-sym", "int4-zp", "int4-affine", "int8-sym", "float16", "float32"}) {
     const Format &format = format_of(find_format(name));
     expect(std::string(format.name) == name, "a format is found by its name");
-    const RowBytes bytes = row_bytes(lay_out({find_format(name), format.codes ? 32 : 0, 90, {40, 7}, false}));
+    const RowBytes bytes = row_bytes(lay_out(in_one_format(name, format.codes ? 32 : 0, 90, {40, 7})).runs[0]);
     expect(bytes.codes == (format.codes ? 96 * format.bits / 8 : 90 * format.bits / 8), "bytes of a row");
     expect(bytes.scales == (format.codes ? 6 : 0), "a scale for each of three groups");
     const int64_t extra = std::string(name) == "int4-zp" ? 2 : std::string(name) == "int4-affine" ? 6 : 0;
