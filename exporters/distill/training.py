@@ -15,6 +15,7 @@ from exporters.distill.student import Student
 from exporters.distill.teacher import Teacher, hidden, logits
 
 SEED = 0
+_RAMP = 0.125  # of the steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,15 @@ class Course:
     travel: float
 
     def rate(self, step: int) -> float:
-        """Quanta by which a step moves a code: half a cosine over the steps, `travel` in all."""
-        return self.travel / self.steps * (1 + math.cos(math.pi * (step + 0.5) / self.steps))
+        """Quanta by which a step moves a code: `travel` in all, a ramp and then half a cosine down to nothing.
+
+        The ramp is there because Adam's first directions are the signs of a single gradient.
+        """
+        shape = [
+            min(1.0, (index + 1) / (_RAMP * self.steps)) * (1 + math.cos(math.pi * (index + 0.5) / self.steps))
+            for index in range(self.steps)
+        ]
+        return self.travel * shape[step] / sum(shape)
 
     def batches(self, samples: int) -> Iterator[Tensor]:
         """Which samples each step takes: all of them in a drawn order, then all again in another one."""

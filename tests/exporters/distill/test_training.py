@@ -22,13 +22,15 @@ from tests.exporters.tiny import tiny_gemma2
 Opener = Callable[[Path], Checkpoint]
 
 
-def test_rates_fade_and_sum_up_to_the_travel() -> None:
-    course = Course(steps=50, batch=1, travel=0.7)
-    rates = [course.rate(step) for step in range(50)]
+def test_rates_rise_then_fade_and_sum_up_to_the_travel() -> None:
+    course = Course(steps=80, batch=1, travel=0.7)
+    rates = [course.rate(step) for step in range(80)]
     assert sum(rates) == pytest.approx(0.7)
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == pytest.approx(2 * 0.7 / 50, rel=1e-2)
-    assert rates[-1] < 0.001 * rates[0]
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[0] == pytest.approx(rates[9] / 10, rel=0.05)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+    assert rates[39] == pytest.approx(rates[9] / 2, rel=0.05)
+    assert rates[-1] < 0.001 * rates[9]
 
 
 def test_each_sample_comes_once_before_any_comes_again() -> None:
