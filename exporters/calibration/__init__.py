@@ -34,7 +34,7 @@ class Effort:
     tokens: int = text.TOKENS
 
 
-EFFORTS = {"none": Effort(DEFAULT), "medium": Effort("gptq"), "high": Effort("gptq", distills=True, tokens=131_072)}
+EFFORTS = {"none": Effort(DEFAULT), "medium": Effort("gptq"), "high": Effort("gptq", distills=True)}
 DEFAULT_EFFORT = "medium"
 Progress = Callable[[float], None]
 Samples = Callable[[Progress], Calibration]

@@ -18,7 +18,7 @@ from exporters.distill.student import Student
 from exporters.distill.training import SEED, Course, Lesson
 from exporters.payload_writer import Plan
 
-COURSE = Course(steps=256, batch=1, travel=0.5)
+COURSE = Course(steps=40, batch=1, travel=0.054)
 _HELD_OUT = 16  # one of so many samples is not trained on
 _MOST_HELD_OUT = 8  # samples
 _ASKING, _TRAINING = 0.1, 0.95  # of the progress, where these end

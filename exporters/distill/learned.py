@@ -21,7 +21,7 @@ from exporters.distill.adam import Moments
 from exporters.quant.method import Array, Parts
 
 EDGE = 0.49  # how far from its code a latent begins at most, and how far beyond the range it may go
-SCALES = 0.1  # rate of scales and vectors, relative to their size, by that of codes in quanta
+SCALES = 0.133  # rate of scales and vectors, relative to their size, by that of codes in quanta
 _LARGEST = 65504.0
 
 
