@@ -67,7 +67,7 @@ class Export:
         typer.Option(
             metavar="none|medium|high",
             help="none rounds to nearest: seconds; medium calibrates: minutes, and far closer to the source; high "
-            "trains from there, with torch: up to hours, and closer still. [default: medium]",
+            "trains from there, with torch: longer, and closer still. [default: medium]",
         ),
     ] = None
     calibration: Annotated[
