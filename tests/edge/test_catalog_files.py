@@ -95,7 +95,7 @@ def test_a_manifest_that_lists_itself_is_refused(tmp_path: Path, monkeypatch: py
 def test_a_requirement_is_a_name_and_a_version_and_nothing_else(tmp_path: Path, requirement: str) -> None:
     """pip would build a source archive at an address, which runs code of it."""
     path = write(tmp_path)
-    text = path.read_text().replace('kind = "path"\npath = "x"', f'kind = "wheel"\nparts = [["{requirement}", "x"]]')
+    text = path.read_text().replace('kind = "path"\npath = "x"', f'kind = "wheel"\nmembers = [["{requirement}", "x"]]')
     path.write_text(text)
     with pytest.raises(OptionError, match="is no pinned requirement, NAME==VERSION"):
         find("x", path)
