@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from edge import texts
 from edge.measured import Costs, Measured, Measurement
 from edge.quality import Comparison, QualityReport
 from exporters.report.charts import Column, bars, figure, heat_map, lines
@@ -21,7 +22,7 @@ _ROLES = {"embed": "embedding", "key_up": "key up", "value_up": "value up"}
 def render(report: QualityReport, name: str) -> str:
     """The page of a report on the model `name`; the same report gives the same text."""
     body = "\n".join(_sections(report, name))
-    style = _STYLE.read_text(encoding="utf-8")
+    style = texts.read(_STYLE)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

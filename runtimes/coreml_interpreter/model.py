@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge import texts
 from edge.errors import BundleError, FormatError, found_in
 from runtimes.coreml_interpreter import wire
 from runtimes.coreml_interpreter.blobs import Blobs
@@ -116,7 +116,7 @@ def _bytes(path: Path) -> bytes:
 def _items(path: Path) -> tuple[Path, Path]:
     """The files of the program and of the weights, as the package's manifest lists them."""
     try:
-        manifest = json.loads((path / "Manifest.json").read_text(encoding="utf-8"))
+        manifest = texts.read_json(path / "Manifest.json")
         entries = manifest["itemInfoEntries"]
         paths = {entry["name"]: str(entry["path"]) for entry in entries.values()}
         root = str(entries[manifest["rootModelIdentifier"]]["path"])

@@ -126,7 +126,7 @@ def test_n21_verify_names_what_the_manifest_does_not_list(
     (bundle / ".DS_Store").write_bytes(b"")
     found = [".DS_Store", "empty", "link", "report", "report/old", "report/old/notes.txt"]
     assert unlisted(bundle, read_manifest(bundle / "manifest.json").files, "manifest.json") == found
-    monkeypatch.setattr("exporters.parity.check", lambda bundle: ParityReport(0, {}))
+    monkeypatch.setattr("exporters.parity.check", lambda bundle, target: ParityReport(0, {}))
     monkeypatch.setattr("edge.commands.verify.print_comparisons", lambda report: None)
     assert main(["verify", str(bundle)]) == 0
     assert "not listed, so never read: .DS_Store, empty, link, report, report/old and 1 more" in capsys.readouterr().err
@@ -284,7 +284,7 @@ def test_a_newer_minor_version_opens_and_its_keys_are_named(
     change_manifest(bundle, newer)
     assert open_bundle(bundle).manifest.tokenizer.eos == (256,)
     assert unknown_keys(json.loads((bundle / "manifest.json").read_text())) == ["colour"]
-    monkeypatch.setattr("exporters.parity.check", lambda bundle: ParityReport(0, {}))
+    monkeypatch.setattr("exporters.parity.check", lambda bundle, target: ParityReport(0, {}))
     monkeypatch.setattr("edge.commands.verify.print_comparisons", lambda report: None)
     assert main(["verify", str(bundle)]) == 0
     assert "its manifest has keys that this version does not read: colour" in capsys.readouterr().err

@@ -66,7 +66,7 @@ class Mixed:
     def run(self, ids: list[int]) -> npt.NDArray[np.float32]:
         tokens, out = np.array(ids, np.int32), np.full((len(ids), ROWS), np.nan, np.float32)
         wanted = np.arange(len(ids), dtype=np.int64)
-        self.engine.forward(tokens, np.array([[0, len(ids), 0]]), [[]], [], wanted, out)
+        self.engine.forward(tokens, np.array([[len(ids), 0]]), [[]], [], wanted, out)
         return out
 
 
@@ -112,7 +112,7 @@ def test_rows_are_looked_up_in_the_runs_that_hold_them(layout: str) -> None:
     for seed, run in enumerate(mixed.parsed.split("w", (ROWS, COLUMNS))):
         pack(engine, 0, seed, *stored(run, seed)[0])
     ids, out = np.arange(ROWS, dtype=np.int32), np.empty((ROWS, COLUMNS), np.float32)
-    engine.forward(ids, np.array([[0, ROWS, 0]]), [[]], [], ids.astype(np.int64), out)
+    engine.forward(ids, np.array([[ROWS, 0]]), [[]], [], ids.astype(np.int64), out)
     np.testing.assert_allclose(out, 2 * mixed.weight, rtol=1e-5, atol=1e-5)
 
 
