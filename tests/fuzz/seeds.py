@@ -260,8 +260,8 @@ def programs(folder: Path) -> list[bytes]:
         program = build_program(GRAPH, RUNS, exact=exact)
         layer = {"ring": 0, "kv_heads": 1, "key_dim": 4, "value_dim": 4, "format": "int8"}
         tables = {
-            **program.tables(), "ropes": [{"pairs": 2}], "rings": [{"slots": 24, "window": 9, "sinks": 2}],
-            "layers": [layer, layer], "cache": {"sequences": 2, "chunk": 4},
+            **program.tables(), "ropes": [{"pairs": 2}], "rings": [{"slots": 32, "window": 9}],
+            "layers": [layer, layer],
         }  # fmt: skip
         found.append(json.dumps(tables).encode())
     return found
