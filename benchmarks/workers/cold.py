@@ -22,8 +22,8 @@ def main() -> None:
     pipeline_module = _timed("import edge.pipeline", _import)("edge.pipeline")
     _timed("import onnxruntime", _import)("onnxruntime")
     opened = _timed("open the bundle, check files", edge.open_bundle)(bundle)
-    parts = {"Tokenizer": "tokenizer", "ChatTemplate": "chat template", "open_runtime": "session"}
-    for name, stage in parts.items():
+    calls = {"open_tokenizer": "tokenizer", "read_templates": "chat template", "open_runtime": "session"}
+    for name, stage in calls.items():
         setattr(pipeline_module, name, _timed(stage, getattr(pipeline_module, name)))
     with pipeline_module.Pipeline(opened) as pipeline:
         stream = pipeline.stream(prompt, edge.GenerateOptions(max_tokens=8))
