@@ -27,7 +27,6 @@ which the C++ is compared. Their choices are equal.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

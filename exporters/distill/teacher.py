@@ -6,7 +6,7 @@ any weight worth mentioning on these samples, as distributions among those: a fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -99,7 +99,3 @@ def _likely(mass: Tensor) -> Tensor:
     share = mass[order].cumsum(dim=0) / mass.sum()
     count = min(int((share < MASS).sum()) + 1, MOST)
     return order[:count].sort().values
-
-
-def sample_tensor(samples: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor([list(sample) for sample in samples], dtype=torch.int64)
