@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from edge.exporting import ExportOptions
 
 Progress = Callable[[str, float], None]
-_TOOLS = ("coremltools", "numpy", "onnx", "onnxruntime", "tokenizers")
+_TOOLS = ("numpy", "tokenizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def _describe(checkpoint: Checkpoint, name: str, options: ExportOptions) -> _Des
         tokenizer=TokenizerInfo(files.bos, files.eos, dict(files.special), files.add_bos, enders),
         graphs={},
         kv=_describe_kv(model),
-        toolchain=_toolchain(),
+        toolchain=_toolchain(wanted, encoding),
         sampling=checkpoint.sampling(),
     )
     _check_opening(checkpoint, draft, files)
@@ -232,15 +232,12 @@ def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFile
         check_templates(files.chat_template, files.chat_templates, draft.tokenizer.special)
 
 
-def _toolchain() -> dict[str, str]:
-    """The versions of what is here of the tools that make a bundle."""
-    found = {"dsedge": edge.__version__}
-    for tool in _TOOLS:
-        try:
-            found[tool] = version(tool)
-        except PackageNotFoundError:  # a bundle for the native engine needs no ONNX
-            continue
-    return found
+def _toolchain(wanted: Sequence[str], encoding: Encoding) -> dict[str, str]:
+    """The versions of the tools that make this bundle: what else is installed has no part in it."""
+    tools = {*_TOOLS, *(tool for name in wanted for tool in targets.find(name).TOOLS)}
+    if encoding.distills:
+        tools.add("torch")
+    return {"dsedge": edge.__version__, **{tool: version(tool) for tool in sorted(tools)}}
 
 
 def _describe_kv(model: Model) -> dict[str, Any]:

@@ -60,7 +60,12 @@ class Emitted:
 
 
 class Target(Protocol):
-    """A module of the table."""
+    """A module of the table.
+
+    TOOLS  the packages that the artefact's bytes depend on, whose versions the manifest tells
+    """
+
+    TOOLS: tuple[str, ...]
 
     def refuse(self, graph: Graph, asked: Asked) -> str:
         """Why this target cannot be made here of a graph; "" where it can. Raises OptionError for what is asked."""

@@ -12,6 +12,7 @@ from edge.ops import Attention
 from edge.runtime import support
 from exporters.targets import Asked, Context, Emitted
 
+TOOLS = ("onnx", "onnxruntime")
 DECODER, EXACT = "decoder.onnx", "decoder-exact.onnx"
 _LANES = 8  # ONNX Runtime's attention takes heads of whole lanes
 

@@ -16,6 +16,7 @@ from exporters.architectures import describe
 from exporters.calibration import text
 from exporters.checkpoint.open import open_checkpoint
 from exporters.parity import source_reader
+from exporters.quant import method
 from exporters.reference import Reference
 from runtimes.native.kv_dtypes import kv_dtypes
 from tests.exporters import tiny
@@ -23,6 +24,7 @@ from tests.exporters import tiny
 
 def test_rows_are_measured_once_and_all_stand_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "TOKENS", 2048)
+    monkeypatch.setattr(method, "METHODS", dict(method.METHODS))  # the command adds one of its own
     monkeypatch.setattr(quality, "FOLDER", tmp_path / "rows")
     monkeypatch.setattr(quality, "PAGE", tmp_path / "quality.md")
     source = tiny.tiny_llama(tmp_path / "model")

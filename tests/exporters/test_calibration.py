@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import subprocess
@@ -253,15 +254,16 @@ def test_q5_memory_does_not_grow_with_the_samples(
 ) -> None:
     monkeypatch.setattr(spill, "LIMIT", 0)
     model, graph, plans = planned(opened(llama_folder), "gptq")
-    peaks = []
-    for count in (12, 96):
+    peaks: dict[int, list[int]] = {12: [], 96: []}
+    for count in (*peaks, *peaks):  # what else allocates meanwhile, such as a thread of another test, does so once
         ids = samples(count, 64, model.spec.vocab_size)
+        gc.collect()
         tracemalloc.start()
         for _ in calibrator.encode(graph, plans, ids, tmp_path):
             pass
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        peaks[count].append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    more = (peaks[1] - peaks[0]) / 84
+    more = (min(peaks[96]) - min(peaks[12])) / 84
     assert more < 64 * model.spec.hidden_size * 4 / 4  # a quarter of one value of the sample: its place in the tables
     assert not list(tmp_path.glob(".values*"))
 

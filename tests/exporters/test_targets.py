@@ -6,6 +6,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,7 +67,7 @@ def test_a_target_of_the_table_is_given_the_draft_and_may_make_folders(
         (context.draft.path / "printed" / "inner" / "page.txt").write_text(str(len(context.draft.graph.ops)))
         return Emitted(Artefact(("printed",), ()), {}, ("printed on paper",))
 
-    module.refuse, module.emit = (lambda graph, asked: ""), emit
+    module.TOOLS, module.refuse, module.emit = ("pytest",), (lambda graph, asked: ""), emit
     monkeypatch.setitem(sys.modules, "printed", module)
     monkeypatch.setitem(targets.TARGETS, "printed", "printed")
     made = edge.export(llama_folder, tmp_path / "x.dsedge", targets=("printed",))
@@ -74,6 +75,7 @@ def test_a_target_of_the_table_is_given_the_draft_and_may_make_folders(
     assert made.manifest.artefacts["printed"] == Artefact(("printed",), ())
     assert "printed/inner/page.txt" in made.manifest.files
     assert "printed on paper" in made.manifest.quality.notes
+    assert made.manifest.toolchain == {name: version(name) for name in ("dsedge", "numpy", "pytest", "tokenizers")}
 
 
 @NATIVE

@@ -17,6 +17,8 @@ from exporters.emit.coreml import coreml_target, limits
 from exporters.emit.coreml import toolkit as coremltools
 from exporters.targets import Asked, Context, Emitted
 
+TOOLS = ("coremltools",)
+
 
 def refuse(graph: Graph, asked: Asked) -> str:
     from exporters.emit.coreml.ane import HANDLERS

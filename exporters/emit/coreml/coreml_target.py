@@ -20,6 +20,7 @@ from exporters.emit.coreml.experts import SHARE
 from exporters.parity import TOKENS
 from exporters.targets import Asked, Context, Emitted
 
+TOOLS = ("coremltools",)
 CONTEXTS = (512, 2048)
 MINIMUM_OS = {"iOS": "18.0", "macOS": "15.0"}
 _OS = re.compile(r"(iOS|macOS) ?([0-9]{1,3})(\.[0-9]{1,3})?")
