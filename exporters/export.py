@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,7 +237,13 @@ def _toolchain(wanted: Sequence[str], encoding: Encoding) -> dict[str, str]:
     tools = {*_TOOLS, *(tool for name in wanted for tool in targets.find(name).TOOLS)}
     if encoding.distills:
         tools.add("torch")
-    return {"dsedge": edge.__version__, **{tool: version(tool) for tool in sorted(tools)}}
+    found = {"dsedge": edge.__version__}
+    for tool in sorted(tools):
+        try:
+            found[tool] = version(tool)
+        except PackageNotFoundError:  # an ONNX graph is written without ONNX Runtime, and not run then
+            continue
+    return found
 
 
 def _describe_kv(model: Model) -> dict[str, Any]:
