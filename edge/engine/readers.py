@@ -7,8 +7,7 @@ steps itself; so a reader alone never switches threads. An answer that nobody re
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,19 @@ from edge.session import common
 _LOOK_S = 0.02  # how often a waiting reader checks whether its answer was cancelled
 
 
-@contextmanager
-def _at_rest_in_the_end() -> Iterator[None]:
-    """Keep a thread from raising ClosedError while the interpreter ends: nobody is left to be told."""
-    try:
-        yield
-    except ClosedError:
-        compiled.rest_if_ending()
-        raise
+class _AtRestInTheEnd:
+    """A context manager that keeps a thread from raising ClosedError while the interpreter ends: nobody is left to be
+    told. A class, as it is entered for each token."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ClosedError):
+            compiled.rest_if_ending()
+
+
+_at_rest_in_the_end = _AtRestInTheEnd()
 
 
 class _Here(threading.local):
@@ -56,7 +60,7 @@ class Readers:
 
     def add(self, request: Request, sampler: Sampler) -> Answer:
         """Have a request answered. Raises ClosedError, and what `Engine.add` raises."""
-        with _at_rest_in_the_end(), self._lock:
+        with _at_rest_in_the_end, self._lock:
             self._check_open()
             return self.engine.add(request, sampler, paced=True)
 
@@ -66,7 +70,7 @@ class Readers:
         Raises ClosedError for an answer that had not begun when this was closed, OptionError within a step.
         """
         while True:
-            with _at_rest_in_the_end(), self._lock:
+            with _at_rest_in_the_end, self._lock:
                 found = self._look(answer, cancelled)
                 if found is not None:
                     return found
@@ -112,14 +116,14 @@ class Readers:
 
     def forget(self) -> None:
         """Give up the sequences of answers that have ended. Raises ClosedError."""
-        with _at_rest_in_the_end(), self._lock:
+        with _at_rest_in_the_end, self._lock:
             self._wait()
             self._check_open()
             self.engine.forget()
 
     def save(self, path: Path, bundle: Bundle, tokens: Sequence[int], note: Any) -> int:
         """Write the sequence of ended answers that has most of some tokens; how many of them it has."""
-        with _at_rest_in_the_end(), self._lock:
+        with _at_rest_in_the_end, self._lock:
             self._wait()
             self._check_open()
             self.engine.settle()
@@ -131,7 +135,7 @@ class Readers:
 
     def load(self, path: Path, bundle: Bundle) -> saving.Saved:
         """Read a sequence, for the next answer that begins like it."""
-        with _at_rest_in_the_end(), self._lock:
+        with _at_rest_in_the_end, self._lock:
             self._wait()
             self._check_open()
             self.engine.settle()

@@ -19,15 +19,18 @@ def choose(running: Sequence[Answer], chunk: int, turn: int) -> list[tuple[Answe
     if len(running) > MOST_RUNNING:  # paused ones have come back: by turns
         start = turn * MOST_RUNNING % len(running)
         running = ([*running[start:], *running[:start]])[:MOST_RUNNING]
-    prompts = [answer for answer in running if answer.left > 1]
-    counts = {answer.number: 1 for answer in running if answer.left == 1}
-    first = turn % len(prompts) if prompts else 0
+    left = {answer.number: answer.left for answer in running}
+    counts = {number: 1 for number, count in left.items() if count == 1}
+    if len(counts) == len(running):
+        return [(answer, 1) for answer in running]
+    prompts = [answer for answer in running if left[answer.number] > 1]
+    first = turn % len(prompts)
     budget = chunk
     for answer in prompts[first:] + prompts[:first]:
         assert answer.session is not None
-        if budget < max(1, min(answer.left, chunk // 4)):
+        if budget < max(1, min(left[answer.number], chunk // 4)):
             continue
-        count = min(answer.session.cache.portion(answer.left), budget)
+        count = min(answer.session.cache.portion(left[answer.number]), budget)
         counts[answer.number] = count
         budget -= count
     return [(answer, counts[answer.number]) for answer in running if answer.number in counts]

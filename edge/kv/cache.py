@@ -74,6 +74,7 @@ class Cache:
             Ring(index, ring, pool, number)
             for index, (ring, pool) in enumerate(zip(layout.rings, pools.pools, strict=True))
         )
+        self._with_sinks = [ring for ring in layout.rings if ring.sinks]
         # How many tokens last before the first is let go that the model could have seen; None: it bounds every ring.
         self._lasting = None if all(ring.bounded for ring in layout.rings) else layout.context
 
@@ -96,8 +97,10 @@ class Cache:
 
     def _until_sinks_move(self) -> int:
         """How many tokens from here on see the sinks at the same places."""
-        lags = [ring.lag(self.length) for ring in self.layout.rings if ring.sinks]
-        return min((SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags), default=sys.maxsize)
+        if not self._with_sinks:
+            return sys.maxsize
+        lags = [ring.lag(self.length) for ring in self._with_sinks]
+        return min((SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags))
 
     def portion(self, left: int) -> int:
         """How many of `left` tokens to plan next: even parts, as a last one of a few tokens costs like a whole one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
@@ -68,22 +68,18 @@ class NativeRuntime:
                 raise OptionError(
                     f"{len(segment.tokens)} tokens in one forward; this runtime was opened for {self.layout.chunk}"
                 )
-        with _enough_memory():
+        with _enough_memory:
             return self._forward(segments, hidden=batch.tap == "hidden")
 
     def _forward(self, segments: Sequence[Segment], *, hidden: bool) -> list[Float]:
-        table, runs, given = [], [], []
-        for segment in segments:
-            given.append(segment.tokens)
-            plan = segment.plan
-            table.append([len(segment.tokens), plan.start, *[ring.sinks for ring in plan.rings]])
-            runs.append([ring.runs for ring in plan.rings])
-        tokens = _tokens(given, self.spec.vocab_size)
-        rows = np.array(table, np.int64)
-        ends = rows[:, 0].cumsum()
+        tokens = _tokens(segments, self.spec.vocab_size)
+        plans = [segment.plan for segment in segments]
+        rows = np.array([[plan.count, plan.start, *[ring.sinks for ring in plan.rings]] for plan in plans], np.int64)
+        runs = [[ring.runs for ring in plan.rings] for plan in plans]
         # Hidden states, too, are of wanted rows alone.
-        counts = rows[:, 0].tolist() if hidden else [segment.logit_rows for segment in segments]
-        wanted = np.concatenate([np.arange(end - n, end) for end, n in zip(ends.tolist(), counts, strict=True)])
+        counts = [plan.count if hidden else segment.logit_rows for plan, segment in zip(plans, segments, strict=True)]
+        ends = accumulate(plan.count for plan in plans)
+        wanted = np.array([row for end, n in zip(ends, counts, strict=True) for row in range(end - n, end)], np.int64)
         logits = np.empty((len(wanted), self.spec.vocab_size), np.float32)
         states = np.empty((len(tokens) if hidden else 0, self.spec.hidden_size), np.float32)
         angles = self._angles_of(segments)
@@ -96,7 +92,8 @@ class NativeRuntime:
         self._use(run)
         if len(logits):
             check_finite(logits, self.name)
-        return np.split(states if hidden else logits, np.cumsum(counts)[:-1])
+        found = states if hidden else logits
+        return [found[end - n : end] for end, n in zip(accumulate(counts), counts, strict=True)]
 
     def _angles_of(self, segments: Sequence[Segment]) -> list[rope.Angles]:
         """cos and sin of every new row, for each rope."""
@@ -149,7 +146,7 @@ class NativeRuntime:
         """
         if os.getpid() != self._process:
             raise ClosedError("the native runtime was opened before this process was forked; load the model again here")
-        with compiled, self._lock, _enough_memory():
+        with compiled, self._lock, _enough_memory:
             if self._engine is None:
                 raise ClosedError("the native runtime is closed; load the model again")
             try:
@@ -160,17 +157,23 @@ class NativeRuntime:
                 raise InternalError(f"the native engine was called wrongly: {error}") from error
 
 
-@contextmanager
-def _enough_memory() -> Iterator[None]:
-    try:
-        yield
-    except MemoryError as error:
-        raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
+class _EnoughMemory:
+    """A context manager that says what to do where memory runs out. A class, as it is entered for each token."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MemoryError):
+            raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
 
 
-def _tokens(given: Sequence[npt.NDArray[np.int32]], vocab_size: int) -> npt.NDArray[np.int32]:
+_enough_memory = _EnoughMemory()
+
+
+def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int32]:
     """The tokens of all segments. Raises OptionError for one outside the vocabulary, before a cast could wrap it."""
-    tokens = np.concatenate(given)
+    tokens = segments[0].tokens if len(segments) == 1 else np.concatenate([segment.tokens for segment in segments])
     for token in tokens.tolist():
         if not 0 <= token < vocab_size:
             raise OptionError(f"token {token} is outside the vocabulary of 0…{vocab_size - 1}")
