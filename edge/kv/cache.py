@@ -100,7 +100,7 @@ class Cache:
         if not self._with_sinks:
             return sys.maxsize
         lags = [ring.lag(self.length) for ring in self._with_sinks]
-        return min((SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags))
+        return min(SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags)
 
     def portion(self, left: int) -> int:
         """How many of `left` tokens to plan next: even parts, as a last one of a few tokens costs like a whole one."""
