@@ -4,11 +4,13 @@
     python -m benchmarks.quality --source SOURCE --name NAME       another checkpoint
     python -m benchmarks.quality --planted                         Qwen2's shape, with large channels in its keys
     python -m benchmarks.quality --row rounding --row feedback     some rows alone
+    python -m benchmarks.quality --tokens 8192 --chunks 4          on less text: a fraction of the time
 
 A row is an export, and the text, chunks and measures are those of benchmarks.fidelity: the source in float32 against
 the bundle's own weights in the reference interpreter, and against the native engine with a float16 and an int8 cache.
 Rows take minutes to hours, so each is kept in `build/benchmarks/quality/` once it is measured. A row that is there is
-not measured again (remove its file for that); benchmarks/quality.md is written from all rows that are there.
+not measured again (remove its file for that); benchmarks/quality.md is written from all rows that are there. Rows
+that were made on different amounts of text are not to be compared; the page tells both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,14 +33,19 @@ import edge
 from benchmarks import fidelity, models, planted, tables
 from edge import payload
 from edge.bundle import Bundle
-from edge.runtime import support
+from edge.options import RuntimeOptions
+from edge.runtime import kept_kv, support
+from exporters.calibration import EFFORTS
 from exporters.checkpoint.open import open_checkpoint
 from exporters.quant import gptq, method
 from exporters.quant.method import Parts, Rows, Statistics
 
 FOLDER = models.FOLDER / "quality"
 PAGE = Path(__file__).parent / "quality.md"
-_HEAD = ("", "bits a weight", "mean KL", "99% KL", "top-1 same", "perplexity", "native engine", "int8 cache", "minutes")
+_HEAD = (
+    "", "bits a weight", "mean KL", "99% KL", "top-1 same", "perplexity", "native engine", "int8 cache", "int8 layers",
+    "calibrated on", "measured on", "minutes",
+)  # fmt: skip
 _NARROW = "int4-g32-sym"
 
 
@@ -64,6 +71,7 @@ class Row:
 _NONE, _MEDIUM = {"effort": "none"}, {"effort": "medium"}
 ROWS: dict[str, Row] = {
     "rounding": Row(options=_NONE),
+    "rounding, keys equalized": Row(method="nearest", options=_MEDIUM),
     "clipping": Row(method="clipping", options=_MEDIUM),
     "feedback": Row(options=_MEDIUM),
     "feedback, own text": Row(options={**_MEDIUM, "calibration": "self"}),
@@ -81,7 +89,11 @@ ROWS: dict[str, Row] = {
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a row came to; None where the native engine is not there."""
+    """What a row came to; None where the native engine is not there.
+
+    `int8_layers` is how many layers the engine keeps in int8 where that is asked for, of all; `calibrated` and
+    `measured` count tokens.
+    """
 
     bits: float
     mean_kl: float
@@ -91,6 +103,9 @@ class Figures:
     source_perplexity: float
     native_kl: float | None
     int8_kl: float | None
+    int8_layers: str | None
+    calibrated: int
+    measured: int
     minutes: float
 
 
@@ -98,6 +113,9 @@ def main() -> int:
     options = _parser().parse_args()
     method.METHODS["clipping"] = __name__ + ".clipping"
     sys.modules[__name__ + ".clipping"] = _clipping()
+    if options.tokens:
+        for effort, found in EFFORTS.items():
+            EFFORTS[effort] = replace(found, tokens=options.tokens)
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as scratch:
         source = options.source or models.default_source()
@@ -108,14 +126,14 @@ def main() -> int:
             path = FOLDER / f"{name}, {label}.json"
             if not path.exists():
                 print(f"{name}: {label}", file=sys.stderr)
-                figures = measure(source, ROWS[label], Path(scratch))
+                figures = measure(source, ROWS[label], Path(scratch), options.chunks)
                 path.write_text(json.dumps(asdict(figures), indent=1), encoding="utf-8")
             PAGE.write_text(page(FOLDER, tables.machine()), encoding="utf-8")
     return 0
 
 
-def measure(source: Path, row: Row, scratch: Path) -> Figures:
-    """Export a row's bundle and compare it with its source. Raises what exporting raises."""
+def measure(source: Path, row: Row, scratch: Path, chunks: int | None = None) -> Figures:
+    """Export a row's bundle and compare it with its source, on so many chunks. Raises what exporting raises."""
     recipe, out = scratch / "recipe.toml", scratch / "row.dsedge"
     recipe.write_text(row.recipe(), encoding="utf-8")
     since = time.perf_counter()
@@ -124,15 +142,20 @@ def measure(source: Path, row: Row, scratch: Path) -> Figures:
     compared: dict[str, tuple[int, fidelity.Model]] = {
         "weights": (0, fidelity.reference_model(bundle.graph, bundle.weights.read))
     }
+    layers = None
     if support("native").devices:
+        kept = kept_kv(bundle, RuntimeOptions(runtime="native", kv_dtype="int8"))[1]
+        layers = f"{kept.count('int8')} of {len(kept)}"
         for cache in ("float16", "int8"):
             compared[cache] = 0, fidelity.bundle_model(bundle, "native", exact=False, kv_dtype=cache)
     with contextlib.closing(open_checkpoint(source)) as checkpoint:
-        found, own = fidelity.measure(fidelity.source_model(checkpoint), compared, fidelity.chunks(bundle))
+        parts = fidelity.chunks(bundle)[:chunks]
+        found, own = fidelity.measure(fidelity.source_model(checkpoint), compared, parts)
     weights = found["weights"]
     native, int8 = (found[cache].mean_kl if cache in found else None for cache in ("float16", "int8"))
     figures = weights.mean_kl, weights.p99_kl, weights.top1, weights.perplexity
-    return Figures(_bits(bundle), *figures, own, native, int8, minutes)
+    calibrated = bundle.manifest.recipe.get("calibration", {}).get("tokens", 0)
+    return Figures(_bits(bundle), *figures, own, native, int8, layers, calibrated, sum(map(len, parts)), minutes)
 
 
 def _bits(bundle: Bundle) -> float:
@@ -161,7 +184,8 @@ def _cells(label: str, row: Figures) -> tuple[str, ...]:
     over = row.perplexity / row.source_perplexity - 1
     return (
         label, f"{row.bits:.2f}", f"{row.mean_kl:.4f}", f"{row.p99_kl:.3f}", f"{row.top1:.1%}",
-        f"{row.perplexity:.2f} ({over:+.1%})", _figure(row.native_kl), _figure(row.int8_kl), f"{row.minutes:.1f}",
+        f"{row.perplexity:.2f} ({over:+.1%})", _figure(row.native_kl), _figure(row.int8_kl), row.int8_layers or "",
+        f"{row.calibrated:,}", f"{row.measured:,}", f"{row.minutes:.1f}",
     )  # fmt: skip
 
 
@@ -190,6 +214,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--source", type=Path, help="the checkpoint [the default model's]")
     parser.add_argument("--name", help="what the model is called in the table [the checkpoint's]")
     parser.add_argument("--planted", action="store_true", help="as a Qwen2 with large channels in its keys")
+    parser.add_argument("--tokens", type=int, help="of text for calibration at most [what an export takes]")
+    parser.add_argument("--chunks", type=int, help="of text that is measured on [8, or 4 of a large vocabulary]")
     parser.add_argument("--row", action="append", choices=list(ROWS), help="measure this row; repeatable [all]")
     return parser
 

@@ -13,7 +13,7 @@ from edge.errors import NotFoundError, OptionError
 from edge.measured import Measured
 from edge.progress import Progress
 from edge.quality import QualityReport
-from exporters import parity
+from exporters import equalization, parity
 from exporters.checkpoint import SourceTensor
 from exporters.report import costs
 from exporters.report import texts as held_out
@@ -62,7 +62,9 @@ def _extended(
     if isinstance(other, FromWeights):
         text = next((item for item in described if item.name == _COSTS_TEXT), described[0])
         ids = text.samples[min(text.samples)][0]
-        parts = costs.find(own.bundle.graph, other.read, own.bundle.weights.read, ids, progress)
+        bundle = own.bundle
+        source = equalization.reader(other.read, bundle.graph, bundle.manifest.recipe)
+        parts = costs.find(bundle.graph, source, bundle.weights.read, ids, progress)
     return replace(found, measured=measured, costs=parts)
 
 

@@ -23,7 +23,7 @@ from edge.quality import QualityReport
 from edge.runtime import automatic
 from edge.sums import sha256
 from edge.tokenizer import build_tokenizer
-from exporters import calibration, evaluation, gate, native_precision, parity, quality, targets, work
+from exporters import calibration, equalization, evaluation, gate, native_precision, parity, quality, targets, work
 from exporters.architectures import Model, describe
 from exporters.bundle_folder import BundleFolder
 from exporters.calibration import Samples, bits, calibrator
@@ -83,7 +83,7 @@ def export(source: str | Path, out: str | Path, **options: Unpack[ExportOptions]
             found = _describe(checkpoint, options.get("name") or folder.destination.stem, options)
             resumable = work.place(folder.destination) if options.get("resume") else None
             calibrated = _read_samples(found, report)
-            found = _widen(found, options.get("bits"), calibrated, report)
+            found = _equalize(_widen(found, options.get("bits"), calibrated, report))
             encoded = _write_weights(checkpoint, found, calibrated, folder.path, resumable, report)
             _write_texts(folder.path, found.files)
             recipe, sums = {**found.draft.recipe, **encoded.told}, _sums(folder.path, bundles.TOKENIZER)
@@ -222,6 +222,19 @@ def _widen(found: _Described, limit: float | None, calibrated: Calibration | Non
     plans = _plan(found.graph, found.model, recipe)
     draft = replace(found.draft, schemes=_schemes(plans), recipe=recipe.to_json())
     return replace(found, recipe=recipe, plans=plans, encoding=replace(found.encoding, plans=plans), draft=draft)
+
+
+def _equalize(found: _Described) -> _Described:
+    """With sources whose keys have even channels, where the effort asks for it."""
+    if not found.encoding.effort.equalizes:
+        return found
+    exponents = equalization.find(found.graph, found.plans)
+    if not exponents:
+        return found
+    plans = equalization.apply(found.plans, equalization.factors(found.graph, exponents))
+    recipe = {**found.draft.recipe, equalization.KEY: equalization.to_json(exponents)}
+    encoding, draft = replace(found.encoding, plans=plans), replace(found.draft, recipe=recipe)
+    return replace(found, plans=plans, encoding=encoding, draft=draft)
 
 
 def _check_opening(checkpoint: Checkpoint, draft: Manifest, files: TokenizerFiles) -> None:

@@ -25,16 +25,17 @@ from exporters.quant.method import DEFAULT
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """The method of a recipe's rules that name none; whether codes are distilled, and bits chosen by weighing heads;
-    tokens of text at most."""
+    """The method of a recipe's rules that name none; whether keys are equalized, codes distilled, and bits chosen by
+    weighing heads; tokens of text at most."""
 
     method: str
+    equalizes: bool = True
     distills: bool = False
     weighs: bool = False
     tokens: int = text.TOKENS
 
 
-EFFORTS = {"none": Effort(DEFAULT), "medium": Effort("gptq"), "high": Effort("gptq", distills=True)}
+EFFORTS = {"none": Effort(DEFAULT, equalizes=False), "medium": Effort("gptq"), "high": Effort("gptq", distills=True)}
 DEFAULT_EFFORT = "medium"
 Progress = Callable[[float], None]
 Samples = Callable[[Progress], Calibration]

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from edge.bundle import Bundle
-from edge.errors import UnsupportedError
-from edge.ops import Attention, LatentAttention, Linear, Norm, Op, Rope
-from edge.weights import Weights
-
-Float = npt.NDArray[np.float32]
+from edge.channels import Channels, Float, Makers, channels, makers
+from edge.ops import Attention, LatentAttention, Op
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
@@ -30,74 +23,39 @@ def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
     if wanted == "float32":
         return [wanted for _ in layers]
     found = dict.fromkeys(layers, wanted)
-    makers = {op.output: op for op in bundle.graph.ops}
+    made = makers(bundle.graph)
     for op in bundle.graph.ops:
         if isinstance(op.attrs, Attention):
-            found[op.attrs.layer] = _dtype(bundle, makers, op, wanted)
+            found[op.attrs.layer] = _dtype(bundle, made, op, wanted)
         elif isinstance(op.attrs, LatentAttention):
-            found[op.attrs.layer] = _latent_dtype(bundle, makers, op, wanted)
+            found[op.attrs.layer] = _latent_dtype(bundle, made, op, wanted)
     return list(found.values())
 
 
-def _dtype(bundle: Bundle, makers: dict[str, Op[Any]], op: Op[Attention], wanted: str) -> str:
-    keys = _channels(bundle.weights, makers, op.inputs[1], op.attrs.kv_heads, op.attrs.dim)
+def _dtype(bundle: Bundle, made: Makers, op: Op[Attention], wanted: str) -> str:
+    keys = channels(bundle.weights.read, made, op.inputs[1], op.attrs.kv_heads, op.attrs.dim)
     if _constant(keys) > _MOST_CONSTANT:
         return "float32"
     if wanted == "int8":
-        queries = _channels(bundle.weights, makers, op.inputs[0], op.attrs.heads, op.attrs.dim)
+        queries = channels(bundle.weights.read, made, op.inputs[0], op.attrs.heads, op.attrs.dim)
         if _uneven(keys.sizes, queries.sizes.reshape(op.attrs.kv_heads, -1, op.attrs.dim)) > _MOST_UNEVEN:
             return "float16"
     return wanted
 
 
-def _latent_dtype(bundle: Bundle, makers: dict[str, Op[Any]], op: Op[LatentAttention], wanted: str) -> str:
+def _latent_dtype(bundle: Bundle, made: Makers, op: Op[LatentAttention], wanted: str) -> str:
     """float16 latents and rope keys are multiplied as floats: only int8, with a scale for each, may be too coarse."""
     if wanted != "int8":
         return wanted
     for value, dim in ((op.inputs[2], op.attrs.latent_dim), (op.inputs[3], op.attrs.rope_dim)):
-        kept = _channels(bundle.weights, makers, value, 1, dim)
+        kept = channels(bundle.weights.read, made, value, 1, dim)
         even = np.ones((1, 1, dim), np.float32)
         if _constant(kept) > _MOST_CONSTANT or _uneven(kept.sizes, even) > _MOST_UNEVEN:
             return "float16"
     return wanted
 
 
-@dataclass(frozen=True, slots=True)
-class _Channels:
-    """The standard deviation of each channel of queries or keys, and its mean; [heads, dim].
-
-    From the weights alone, for inputs that a norm leaves with a variance of 1 in each column.
-    """
-
-    sizes: Float
-    means: Float
-
-
-def _channels(weights: Weights, makers: dict[str, Op[Any]], value: str, heads: int, dim: int) -> _Channels:
-    """What a linear, its inputs' norm and a norm of its own make of each channel. That norm takes a bias away."""
-    factors: Float | None = None
-    op = makers[value]
-    while not isinstance(op.attrs, Linear):
-        if isinstance(op.attrs, Norm):
-            factors = np.abs(weights.read(op.attrs.weight.name) + np.float32(op.attrs.offset))
-        elif not isinstance(op.attrs, Rope):
-            raise UnsupportedError(f"the native engine knows no keys that a {op.kind} makes ({op.output})")
-        op = makers[op.inputs[0]]
-    if factors is not None and len(factors) == dim:  # each head's own norm: its rows do not matter
-        return _Channels(np.tile(factors, (heads, 1)), np.zeros((heads, dim), np.float32))
-    before = makers[op.inputs[0]].attrs
-    columns: Float | np.float32 = np.float32(1)
-    if isinstance(before, Norm):
-        columns = weights.read(before.weight.name) + np.float32(before.offset)
-    sizes: Float = np.linalg.norm(weights.read(op.attrs.weight.name) * columns, axis=1)
-    bias = op.attrs.bias
-    means = np.abs(weights.read(bias.name)) if bias and factors is None else np.zeros_like(sizes)
-    if factors is not None:
-        sizes = factors * sizes / np.sqrt(np.square(sizes).mean())
-    return _Channels(sizes.reshape(heads, dim), means.reshape(heads, dim))
-
-
-def _constant(keys: _Channels) -> float:
+def _constant(keys: Channels) -> float:
     """The largest mean of a channel, in standard deviations of the channels of its head."""
     return _ratio(keys.means.max(axis=1), np.sqrt(np.square(keys.sizes).mean(axis=1)))
 
