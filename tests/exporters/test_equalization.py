@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from edge.layers import Gqa
 from edge.runtime import support
 from exporters import equalization
 from exporters.architectures import Model, describe
+from exporters.architectures.views import View
 from exporters.checkpoint import Checkpoint
 from exporters.parity import compare, run_graph, source_reader
 from exporters.payload_writer import Plan
@@ -34,7 +36,7 @@ FAMILIES = {
     "phi3": tiny.tiny_phi3, "smollm3": tiny.tiny_smollm3, "olmo2": tiny.tiny_olmo2, "granite": tiny.tiny_granite,
     "olmoe": tiny.tiny_olmoe,
 }  # fmt: skip
-OFFSETS = ("gemma3",)  # norms of queries and keys whose weight has an offset
+NORMED = ("qwen3", "gemma3", "olmo2", "olmoe")  # queries and keys have norms of their own
 
 
 def plans_of(model: Model, method: str = "nearest") -> dict[str, Plan]:
@@ -46,15 +48,32 @@ def plans_of(model: Model, method: str = "nearest") -> dict[str, Plan]:
     }  # fmt: skip
 
 
+def large_biases(model: Model) -> Model:
+    """The model with a large constant in some channels of its keys, if it has biases, as it stores them."""
+    for name, tensor in model.weights.items():
+        if name.endswith("attn.k.bias"):
+            bias = tensor.read() + np.where(np.arange(tensor.shape[0]) % 8 == 3, np.float32(300), 0)
+            model.weights[name] = Constant(tensor, bias.astype(np.float32))
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(View):
+    values: npt.NDArray[np.float32]
+
+    def read(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        return self.values[start:stop]
+
+
 def drawn(attention: Gqa, rotary: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Exponents as a layer may have them: alike in a rotated pair, and in all heads that share a norm's weight."""
-    exponents = rng.integers(-3, 4, (attention.kv_heads, attention.head_dim))
+    """Exponents as a layer may have them: alike in a rotated pair."""
+    exponents = rng.integers(-3, 6, (attention.kv_heads, attention.head_dim))
     if attention.rope is not None:
         exponents[:, rotary // 2 : rotary] = exponents[:, : rotary // 2]
-    return np.repeat(exponents[:1], attention.kv_heads, axis=0) if attention.qk_norm == "head" else exponents
+    return exponents
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NORMED])
 def test_k8_the_float_model_keeps_its_logits(family: str, tmp_path: Path, opened: Opener) -> None:
     model = describe(opened(FAMILIES[family](tmp_path / "model")))
     graph, rng = graphs.build(model.spec), np.random.default_rng(0)
@@ -65,16 +84,24 @@ def test_k8_the_float_model_keeps_its_logits(family: str, tmp_path: Path, opened
         exponents[index] = drawn(layer.attention, 0 if rope is None else model.spec.ropes[rope].dim, rng)
     changed = equalization.apply(plans_of(model), equalization.factors(graph, exponents))
     names = {name.split(".", 2)[2] for name, plan in changed.items() if plan.source is not model.weights[name]}
-    kind = model.spec.layers[0].attention.qk_norm
-    assert {"q", "k"} == {name.removeprefix("attn.").removesuffix("_norm").removesuffix(".bias") for name in names}
-    assert (kind != "none") == any(name.endswith("_norm") for name in names)
+    biased = model.spec.layers[0].attention.qkv_bias
+    assert names == {"attn.q", "attn.k", *(["attn.q.bias", "attn.k.bias"] if biased else [])}
     ids = random_ids(24)
     expected = Reference(graph, source_reader(model.weights)).run(ids)
     found = Reference(graph, source_reader({name: plan.source for name, plan in changed.items()})).run(ids)
-    if family in OFFSETS:
-        assert np.abs(found - expected).max() < 1e-4 * expected.std()
-    else:
-        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "latents"])
+def test_k8_only_constants_of_keys_without_a_norm_are_looked_for(family: str, tmp_path: Path, opened: Opener) -> None:
+    make = tiny.tiny_deepseek_v2 if family == "latents" else FAMILIES[family]
+    model = describe(opened(make(tmp_path / "model")))
+    graph = graphs.build(model.spec)
+    assert equalization.find(graph, plans_of(model)) == {}
+    found = equalization.find(graph, plans_of(large_biases(model)))
+    assert bool(found) == (family in ("biases", "qwen2"))
+    for exponents in found.values():
+        assert set(np.flatnonzero(exponents[0] > 0)) == {3, 11}  # of 16 channels: a pair, and both have the constant
 
 
 def planted(folder: Path, factor: float = 32.0) -> Path:
@@ -97,14 +124,12 @@ def test_k8_planted_channels_are_found_and_others_left_alone(tmp_path: Path, ope
     graph = graphs.build(model.spec)
     found = equalization.find(graph, plans_of(model))
     assert list(found) == [0]
-    np.testing.assert_array_equal(np.argwhere(found[0] >= 3), [[1, 7], [1, 15]])
+    np.testing.assert_array_equal(np.argwhere(found[0]), [[1, 7], [1, 15]])
     assert found[0][1, 7] == found[0][1, 15] == 5  # 2⁵ = 32
-    assert np.abs(np.delete(found[0].ravel(), [16 + 7, 16 + 15])).max() <= 1
     factors = equalization.factors(graph, found)
     bias = model.weights["layers.0.attn.k.bias"].read()
-    even = factors["layers.0.attn.k.bias"].of(bias)
-    assert even[23] == bias[23] / 32
-    query = factors["layers.0.attn.q"].rows  # two heads of queries share each head of keys
+    assert factors["layers.0.attn.k.bias"][23] * bias[23] == bias[23] / 32
+    query = factors["layers.0.attn.q"]  # two heads of queries share each head of keys
     assert [query[row] for row in (32 + 7, 48 + 15)] == [32, 32]
     assert equalization.find(graph, plans_of(model, "carry")) == {}
 
