@@ -121,7 +121,10 @@ def main() -> int:
         source = options.source or models.default_source()
         name = options.name or ("SmolLM2-135M-Instruct" if options.source is None else source.stem)
         if options.planted:
-            source, name = planted.write(source, Path(scratch) / "planted"), f"{name} as Qwen2 with large channels planted"
+            source, name = (
+                planted.write(source, Path(scratch) / "planted"),
+                f"{name} as Qwen2 with large channels planted",
+            )
         for label in options.row or ROWS:
             path = FOLDER / f"{name}, {label}.json"
             if not path.exists():
