@@ -124,7 +124,8 @@ def _exponents(op: Op[Attention], made: Makers, keys: Channels) -> Exponents:
     typical = np.median(sizes, axis=1, keepdims=True)
     stands_out = (means > _LEAST**2 * sizes.mean(axis=1, keepdims=True)) & (typical > 0) & np.isfinite(means)
     ratio = np.divide(sizes + means, typical, out=np.ones_like(sizes), where=stands_out)
-    return np.minimum(np.rint(np.log2(ratio) / 2), _MOST).astype(np.int64)
+    powers: Exponents = np.minimum(np.rint(np.log2(ratio) / 2), _MOST).astype(np.int64)
+    return powers
 
 
 def _times(values: Float, rows: Float) -> Float:
