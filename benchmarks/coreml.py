@@ -88,7 +88,7 @@ def _real(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Bun
     if options.gemma is not None:
         sources.append(("Gemma-3-270m", options.gemma))
     for name, source in sources:
-        yield name, edge.export(source, scratch / f"{source.stem}.dsedge", targets=("coreml",))
+        yield name, edge.export(source, scratch / f"{source.stem}.dsedge", targets=("coreml",), effort="none")
 
 
 def _seeded(family: str, scratch: Path) -> Bundle:

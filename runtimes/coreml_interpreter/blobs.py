@@ -58,6 +58,11 @@ class Blobs:
         """The numbers of a blob: float16 or float32 as they lie there, codes as int16."""
         return self._numbers(self.check(offset, dtype, shape), dtype, shape)
 
+    def forget(self) -> None:
+        """Let go of the pages that were read, where the system can: they would count as this process's memory."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def rows(self, offset: int, dtype: str, shape: tuple[int, ...], bounds: tuple[int, int]) -> npt.NDArray[Any]:
         """Some rows of a blob whose shape is seen as [rows, columns], all axes but the last one put together."""
         start, bits = self.check(offset, dtype, shape), 4 if dtype in _NIBBLES else 8 * np.dtype(dtype).itemsize

@@ -49,6 +49,7 @@ class StoredWeights:
         """How many weights the package holds. Raises BundleError for one that is missing or has other numbers."""
         for run in self._runs():
             self._compare(run)
+            self._package.blobs.forget()
         return len(self._stored)
 
     def check_same(self, other: Plan) -> None:
