@@ -27,6 +27,7 @@ class TimedRuntime:
         self.name = f"{NAME} {inner.name}"
         self.capabilities, self.move, self.close = inner.capabilities, inner.move, inner.close
         self.kv_dtypes, self.read_rows, self.write_rows = inner.kv_dtypes, inner.read_rows, inner.write_rows
+        self.notes = inner.notes
         self._inner = inner
 
     def forward(self, batch: Batch) -> list[Any]:

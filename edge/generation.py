@@ -24,7 +24,13 @@ class TokenRun:
 
     def __init__(self, readers: Readers, request: Request) -> None:
         """Raises OptionError for impossible options. The engine hears of it when it is first read."""
-        self._sampler = Sampler(request.options, request.vocab_size, model=request.sampling, padded=request.padded)
+        self._sampler = Sampler(
+            request.options,
+            request.vocab_size,
+            model=request.sampling,
+            padded=request.padded,
+            core=readers.engine.runtime.capabilities.sampling,
+        )
         self.progress = Progress(len(request.prompt), self._sampler.seed, self._sampler.sampling)
         if request.options.top_logprobs is not None:
             self.progress.logprobs = []

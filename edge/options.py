@@ -11,7 +11,13 @@ from typing import Any, Literal, get_args
 from edge.errors import OptionError
 from edge.kv import KvDtype, Policy
 
+Compute = Literal["auto", "float32", "bfloat16", "float16"]
+WeightForm = Literal["auto", "float16"]
+KvPlace = Literal["auto", "device", "host"]
+_CHOICES: Mapping[str, Any] = {"kv_dtype": KvDtype, "compute": Compute, "weights": WeightForm, "kv": KvPlace}
+
 _AUTO = ("context", "auto")
+_OPEN = ("context", "sinks", "threads", "chunk", "sequences")  # they may be None
 _LARGEST_BIAS = 100.0  # OpenAI's range: enough to force a token or to ban it
 _INFINITY = float("inf")
 
@@ -27,11 +33,14 @@ class RuntimeOptions:
     policy    "error" refuses what does not fit; "sliding" lets the oldest tokens go, and reports it
     sinks     first tokens that `sliding` never lets go; None: four. Models lean on their first tokens: with 0 they fail
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
-    chunk     most prompt tokens in one forward
+    chunk     most prompt tokens in one forward; None: what suits the backend, which torch measures at first use
     sequences for how many whole contexts keys and values have room; shorter ones share it. None: four, or as many as
               half of a container's memory holds; on Windows one
     exact     the verification graph where the backend has one: slow, float activations
     kv_dtype  how keys and values are kept; "auto": as the backend does by itself. int8 has a scale for each kept row
+    compute   what the products of the torch backend are computed in; "auto": bfloat16, float16 where a GPU lacks that
+    weights   "float16": the torch backend keeps all weights dequantized, in four times the memory of int4
+    kv        "host": the torch backend keeps keys and values in the host's memory; a layer's visit the device
     """
 
     runtime: str = "auto"
@@ -40,10 +49,13 @@ class RuntimeOptions:
     policy: Policy = "error"
     sinks: int | None = None
     threads: int | None = None
-    chunk: int = 256
+    chunk: int | None = None
     sequences: int | None = None
     exact: bool = False
     kv_dtype: KvDtype = "auto"
+    compute: Compute = "auto"
+    weights: WeightForm = "auto"
+    kv: KvPlace = "auto"
 
     def __post_init__(self) -> None:
         for name in ("runtime", "device"):
@@ -51,8 +63,9 @@ class RuntimeOptions:
         if self.policy not in get_args(Policy):
             raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
         _check_flag("exact", self.exact)
-        if self.kv_dtype not in get_args(KvDtype):
-            raise OptionError(f"kv_dtype is {self.kv_dtype!r}; it must be one of {', '.join(get_args(KvDtype))}")
+        for name, kind in _CHOICES.items():
+            if getattr(self, name) not in get_args(kind):
+                raise OptionError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kind))}")
         ranges = (
             ("context", 1, 2**31),
             ("sinks", 0, 2**31),
@@ -62,7 +75,7 @@ class RuntimeOptions:
         )
         for name, low, high in ranges:
             value = getattr(self, name)
-            if (value is None and name in ("context", "sinks", "threads", "sequences")) or (name, value) == _AUTO:
+            if (value is None and name in _OPEN) or (name, value) == _AUTO:
                 continue
             _check_whole(name, value)
             if not low <= value <= high:

@@ -25,7 +25,7 @@ from edge.options import GenerateOptions, RuntimeOptions
 from edge.paths import expanded
 from edge.reasoning import find_tags, is_opened
 from edge.results import Request, Result
-from edge.runtime import Runtime, open_runtime
+from edge.runtime import Runtime, open_runtime, widest_chunk
 from edge.saving import Saved
 from edge.sections import Splitter
 from edge.sizing import check_memory, context_of, sequences_of
@@ -53,7 +53,7 @@ class Pipeline:
         layout = plan_layout(
             bundle.spec,
             context,
-            chunk=options.chunk,
+            chunk=widest_chunk(bundle, options),
             sinks=sinks,
             sequences=sequences_of(bundle, context, options),
             policy=options.policy,

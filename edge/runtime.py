@@ -48,10 +48,14 @@ class Batch:
 
     hidden           the final norm's output for each new token, [n, hidden]
     attention_mass   how much attention each row of the plan's runs got, [layers, rows]
+
+    `on_device` leaves logits where they are, unchecked, for the core that `Capabilities.sampling` names; they are true
+    until the next forward.
     """
 
     segments: tuple[Segment, ...]
     tap: Tap | None = None
+    on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,13 @@ class Capabilities:
               itself, from its number times that on, and sharing is a copy
     batching  segments of one batch share a pass over the weights; without, they run one after another
     taps      what else than logits it can return
+    sampling  the core of `edge.sampling` that takes its logits where they are; None: they come to the host
     """
 
     extents: bool
     batching: bool
     taps: tuple[Tap, ...] = ()
+    sampling: str | None = None
 
 
 class Runtime(Protocol):
@@ -86,6 +92,7 @@ class Runtime(Protocol):
     device: str
     capabilities: Capabilities
     kv_dtypes: tuple[str, ...]  # how each layer keeps keys and values
+    notes: tuple[str, ...]  # what `--stats` says of how it computes
 
     def forward(self, batch: Batch) -> list[Float]:
         """Run the new tokens of each segment and keep them in their slots; its logits, [logit_rows, vocab], or a tap.
@@ -127,15 +134,20 @@ class Support:
 
 # Fastest first. Each module offers `support() -> Support`, `open_model(bundle, layout, options) -> Runtime` and
 # `kept_kv(bundle, options) -> list[str]`, the dtype of each layer's keys and values;
-# `auto` never picks one in `EXPLICIT`.
+# `auto` never picks one in `EXPLICIT`. `SPECIAL` are options that only some backends have: name → those backends.
 RUNTIMES: dict[str, str] = {
     "native": "runtimes.native",
     "onnx": "runtimes.onnx_runtime",
+    "torch": "runtimes.torch",
     "coreml": "runtimes.coreml_runtime",
     "coreml-interpreter": "runtimes.coreml_interpreter",
     "scripted": "runtimes.scripted",
 }
 EXPLICIT = ("coreml", "coreml-interpreter", "scripted")
+# The most prompt tokens in one forward: what most backends do best, and those that choose for themselves up to a bound.
+CHUNK = 256
+CHUNKS = {"torch": 1024}
+SPECIAL: dict[str, tuple[str, ...]] = {"compute": ("torch",), "weights": ("torch",), "kv": ("torch",)}
 
 
 def support(name: str) -> Support:
@@ -150,15 +162,44 @@ def open_runtime(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> R
     Raises OptionError for an unknown name or a layout that memory cannot hold, and DeviceError when the backend, or
     its device, is not usable; the message says why.
     """
-    name = automatic() if options.runtime == "auto" else options.runtime
+    name = chosen(bundle, options)
     found = support(name)
     if not found.devices:
         raise DeviceError(f"runtime {name} is not usable here: {found.reason}")
+    _check_special(name, options)
     return _open(name, bundle, layout, options)
 
 
+def _check_special(name: str, options: RuntimeOptions) -> None:
+    """Raise UnsupportedError for an option that this backend does not have."""
+    for option, backends in SPECIAL.items():
+        wanted = getattr(options, option)
+        if wanted != "auto" and name not in backends:
+            raise UnsupportedError(f"runtime {name} has no option {option} ({wanted}); {', '.join(backends)} has it")
+
+
+def chosen(bundle: Bundle, options: RuntimeOptions) -> str:
+    """The backend that options mean for a bundle: the one that they name, or for "auto" the fastest here.
+
+    By its device, where they name one; where a GPU could be used, by a short measurement when that was first asked for.
+    Raises DeviceError as `automatic` does.
+    """
+    if options.runtime != "auto":
+        return options.runtime
+    usable = {name: found.devices for name in RUNTIMES if name not in EXPLICIT and (found := support(name)).devices}
+    if options.device != "auto":
+        return next((name for name, devices in usable.items() if options.device in devices), automatic())
+    base = automatic()
+    gpus = {name: devices[0] for name, devices in usable.items() if devices[0] != "cpu"}
+    if not gpus:
+        return base
+    from edge.choosing import fastest
+
+    return fastest(bundle, options, {base: usable[base][0], **gpus})
+
+
 def automatic() -> str:
-    """The backend that "auto" means here: the fastest that works. Raises DeviceError with each one's reason."""
+    """The first backend of the table that works here. Raises DeviceError with each one's reason."""
     reasons = []
     for name in RUNTIMES:
         if name in EXPLICIT:
@@ -175,9 +216,14 @@ def kept_kv(bundle: Bundle, options: RuntimeOptions) -> tuple[str, list[str]]:
 
     Raises what `open_runtime` raises for a backend or a dtype that cannot be had.
     """
-    name = automatic() if options.runtime == "auto" else options.runtime
+    name = chosen(bundle, options)
     dtypes: list[str] = _module(name).kept_kv(bundle, options)
     return name, dtypes
+
+
+def widest_chunk(bundle: Bundle, options: RuntimeOptions) -> int:
+    """The most prompt tokens that a forward of this bundle is planned for, where the options leave that open."""
+    return options.chunk or CHUNKS.get(chosen(bundle, options), CHUNK)
 
 
 def pick_device(name: str, options: RuntimeOptions, devices: Sequence[str]) -> str:

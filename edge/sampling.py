@@ -32,7 +32,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,11 @@ Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 # Fastest first. Each module offers `usable() -> bool` and `make_core(rule) -> Core`.
-CORES: dict[str, str] = {"native": "runtimes.native.sampling", "numpy": "edge.numpy_sampling"}
+CORES: dict[str, str] = {
+    "native": "runtimes.native.sampling",
+    "numpy": "edge.numpy_sampling",
+    "torch": "runtimes.torch.sampling",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,11 @@ class Core(Protocol):
     def prompt(self, tokens: Sequence[int]) -> None: ...
     def accept(self, token: int) -> None: ...
     def truncate(self, count: int) -> None: ...
-    def sample(self, logits: Logits, allowed: Mask | None) -> int:
-        """The token for logits [vocab]; -1 - id where the highest logit, that of `id`, is not finite, or NaN."""
+    def sample(self, logits: Any, allowed: Mask | None) -> SupportsInt:
+        """The token for logits [vocab]; -1 - id where the highest logit, that of `id`, is not finite, or NaN.
+
+        A core that computes on a device returns before the number is there.
+        """
         ...
 
 
@@ -87,7 +94,7 @@ class Logprob:
 
 
 class Sampler:
-    """Picks the tokens of one answer. `sampling` is what applies, `seed` the one in use."""
+    """Picks the tokens of one answer. `sampling` is what applies, `seed` the one in use, `core` names its core."""
 
     def __init__(
         self,
@@ -106,7 +113,8 @@ class Sampler:
         self.rule = make_rule(options, vocab, model=model or {}, padded=padded)
         self.sampling, self.seed = self.rule.sampling, self.rule.seed
         self._top_logprobs = options.top_logprobs or 0
-        self._core: Core = _module(core or fastest_core()).make_core(self.rule)
+        self.core = core or fastest_core()
+        self._core: Core = _module(self.core).make_core(self.rule)
 
     @property
     def draws(self) -> int:
@@ -131,10 +139,20 @@ class Sampler:
 
         `allowed`, bool [vocab], leaves out ids. Raises NumericsError for logits that are NaN or have no finite maximum.
         """
-        token = self._core.sample(logits, allowed)
+        return self.finish(self.start(logits, allowed), logits)
+
+    def start(self, logits: Any, allowed: Mask | None = None) -> SupportsInt:
+        """Begin to sample; `finish` waits for the token. Cores on a device take logits that are there."""
+        return self._core.sample(logits, allowed)
+
+    def finish(self, drawn: SupportsInt, logits: Any) -> int:
+        """The token that `start` began to sample from these logits. Raises as `sample` does."""
+        token = int(drawn)
         if token < 0:
             worst = -1 - token
-            raise NumericsError(f"the logit of token {worst} is {logits[worst]}; the bundle or the runtime is at fault")
+            raise NumericsError(
+                f"the logit of token {worst} is {float(logits[worst])}; the bundle or the runtime is at fault"
+            )
         return token
 
     def logprob(self, logits: Logits, token: int) -> Logprob:

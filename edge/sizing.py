@@ -9,7 +9,7 @@ from edge.errors import OptionError
 from edge.kv import plan_layout, row_bytes
 from edge.memory import available_memory, memory_limit
 from edge.options import RuntimeOptions
-from edge.runtime import kept_kv
+from edge.runtime import CHUNK, kept_kv
 
 DEFAULT_CONTEXT = 4096
 DEFAULT_SEQUENCES = 4
@@ -60,7 +60,7 @@ def _longest(bundle: Bundle, options: RuntimeOptions) -> int:
 
 def kv_bytes(bundle: Bundle, context: int, options: RuntimeOptions, dtypes: list[str]) -> int:
     """Bytes of keys and values of one sequence whose context is full; `dtypes` of each layer."""
-    layout = plan_layout(bundle.spec, context, chunk=options.chunk, policy=options.policy)
+    layout = plan_layout(bundle.spec, context, chunk=options.chunk or CHUNK, policy=options.policy)
     return sum(
         layout.rings[group].slots * row_bytes(bundle.spec.kv_groups[group], dtype)
         for group, dtype in zip(bundle.spec.layer_groups, dtypes, strict=True)

@@ -46,6 +46,7 @@ class PackageRuntime:
     """One sequence after another through the functions of one context. `dtype` is how keys and values are kept."""
 
     capabilities = Capabilities(extents=False, batching=False, taps=("hidden",))
+    notes: tuple[str, ...] = ()
 
     def __init__(self, name: str, device: str, bundle: Bundle, layout: KvLayout, dtype: Any) -> None:
         """Raises MemoryError for more than the system gives."""

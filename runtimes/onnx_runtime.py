@@ -47,6 +47,7 @@ class OnnxRuntime:
 
     name = "onnx"
     capabilities = Capabilities(extents=True, batching=False, taps=("hidden",))
+    notes: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, device: str) -> None:
         self.spec = bundle.spec

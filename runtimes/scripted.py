@@ -59,6 +59,7 @@ class ScriptedRuntime:
     name = "scripted"
     device = "cpu"
     capabilities = Capabilities(extents=False, batching=True)
+    notes: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, layout: KvLayout) -> None:
         text = bundle.read_text(SCRIPT)

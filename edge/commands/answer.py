@@ -115,7 +115,7 @@ class Page:
         self._answer = Wrapper(lambda: columns(sys.stdout))
 
 
-def report(result: Result, options: GenerateOptions, *, stats: bool, when_full: str) -> None:
+def report(result: Result, options: GenerateOptions, *, stats: bool, when_full: str, pipeline: Pipeline) -> None:
     """Say on stderr what the reader must know about an answer (dropped, cut), and its figures if asked for.
 
     `when_full` says what can be done about a context that an answer has filled.
@@ -128,6 +128,8 @@ def report(result: Result, options: GenerateOptions, *, stats: bool, when_full: 
         terminal.note("the answer was ended: it repeated itself; --temperature or --repetition-penalty may help")
     if stats:
         terminal.note(describe(result))
+        for note in pipeline.runtime.notes:
+            terminal.note(f"{pipeline.runtime.name} ({pipeline.runtime.device}): {note}")
 
 
 def describe(result: Result) -> str:

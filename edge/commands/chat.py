@@ -103,7 +103,8 @@ class Chat:
         if result.finish_reason == "cancel":
             terminal.note("(stopped)")
         self.last = result
-        answer.report(result, self.options, stats=self.stats, when_full=_FULL if self._drops else _FULL_ERROR)
+        when_full = _FULL if self._drops else _FULL_ERROR
+        answer.report(result, self.options, stats=self.stats, when_full=when_full, pipeline=self.pipeline)
 
     def _fit(self, turn: Sequence[Message]) -> None:
         """Drop oldest turns where the context would leave little room for an answer, until half of it is free.

@@ -13,6 +13,7 @@ from edge import store
 from edge.catalog import load_catalog
 from edge.errors import OptionError
 from edge.kv import KvDtype
+from edge.options import Compute, KvPlace, WeightForm
 from edge.runtime import EXPLICIT, RUNTIMES
 
 SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
@@ -64,6 +65,35 @@ KvDtypeOption = Annotated[
         metavar="|".join(get_args(KvDtype)),
         help="How keys and values are kept; int8 takes half the memory of float16.",
         autocompletion=among(get_args(KvDtype)),
+    ),
+]
+
+DeviceOption = Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")]
+
+ComputeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(get_args(Compute)),
+        help="What the torch backend computes products in.",
+        autocompletion=among(get_args(Compute)),
+    ),
+]
+
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(get_args(WeightForm)),
+        help="float16: the torch backend dequantizes all weights once, into four times the memory of int4.",
+        autocompletion=among(get_args(WeightForm)),
+    ),
+]
+
+KvOption = Annotated[
+    str,
+    typer.Option(
+        metavar="|".join(get_args(KvPlace)),
+        help="Where the torch backend keeps keys and values; host: for models that fill the device.",
+        autocompletion=among(get_args(KvPlace)),
     ),
 ]
 

@@ -12,7 +12,7 @@ import edge
 from edge import store
 from edge.bundle import Bundle
 from edge.commands import terminal
-from edge.commands.complete import BundleArgument, KvDtypeOption, RuntimeOption
+from edge.commands.complete import BundleArgument, DeviceOption, KvDtypeOption, RuntimeOption
 from edge.commands.quality import print_measured
 from edge.errors import NotFoundError, OptionError
 from edge.kv import KvDtype
@@ -53,6 +53,7 @@ class Evaluate:
         typer.Option(metavar="FOLDER", help="Also write quality.json and quality.html there.", parser=expanded),
     ] = None
     runtime: RuntimeOption = "auto"
+    device: DeviceOption = "auto"
     kv_dtype: KvDtypeOption = "auto"
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 
@@ -100,7 +101,7 @@ class Evaluate:
         # Not at the top: checkpoints belong to the workstation side, which the other commands do without.
         from exporters.report.models import FromBundle
 
-        return FromBundle(bundle, self.runtime, cast(KvDtype, self.kv_dtype))
+        return FromBundle(bundle, self.runtime, cast(KvDtype, self.kv_dtype), device=self.device)
 
     def _tell(self, bundle: Bundle, found: Measured) -> None:
         if self.json:

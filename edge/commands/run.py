@@ -13,10 +13,19 @@ import edge
 from edge import store, texts
 from edge.catalog import shipped
 from edge.commands import answer, fitting, given, terminal
-from edge.commands.complete import KvDtypeOption, RuntimeOption, all_names, among
+from edge.commands.complete import (
+    ComputeOption,
+    DeviceOption,
+    KvDtypeOption,
+    KvOption,
+    RuntimeOption,
+    WeightsOption,
+    all_names,
+    among,
+)
 from edge.errors import OptionError, PromptTooLongError
 from edge.kv import KvDtype, Policy
-from edge.options import GenerateOptions, RuntimeOptions
+from edge.options import Compute, GenerateOptions, KvPlace, RuntimeOptions, WeightForm
 
 if TYPE_CHECKING:
     from edge.pipeline import Pipeline, Tools
@@ -125,8 +134,11 @@ class Run:
     ] = None
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
     runtime: RuntimeOption = "auto"
-    device: Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")] = "auto"
+    device: DeviceOption = "auto"
     kv_dtype: KvDtypeOption = "auto"
+    compute: ComputeOption = "auto"
+    weights: WeightsOption = "auto"
+    kv: KvOption = "auto"
     stats: Annotated[bool, typer.Option("--stats", help="Speed and memory of each answer, on stderr.")] = False
     json: Annotated[bool, typer.Option("--json", help="The answer and its figures as one line of JSON.")] = False
     stream: Annotated[
@@ -174,7 +186,7 @@ class Run:
         kept.write(conversation)
         if self.json:
             terminal.print_json({"model": self.model, "runtime": pipeline.runtime.name, **asdict(result)})
-        answer.report(result, options, stats=self.stats, when_full=fitting.larger(pipeline))
+        answer.report(result, options, stats=self.stats, when_full=fitting.larger(pipeline), pipeline=pipeline)
         return answer.INTERRUPTED if result.finish_reason == "cancel" else 0
 
     def _chat(self, pipeline: Pipeline, options: GenerateOptions, tools: Tools | None) -> int:
@@ -204,6 +216,9 @@ class Run:
             sinks=self.sinks,
             threads=self.threads,
             kv_dtype=cast(KvDtype, self.kv_dtype),
+            compute=cast(Compute, self.compute),
+            weights=cast(WeightForm, self.weights),
+            kv=cast(KvPlace, self.kv),
         )
 
     def _generate_options(self) -> GenerateOptions:

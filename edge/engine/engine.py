@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import SupportsInt
 
 import numpy as np
 import numpy.typing as npt
@@ -222,8 +223,13 @@ class Engine:
         """One pass for all; where it fails, each by itself, so that only those fail that are at fault."""
         if not parts:
             return
+        # A core on the device draws there; who asks for probabilities has all logits brought to the host.
+        core = self.runtime.capabilities.sampling
+        on_device = all(
+            answer.sampler.core == core and answer.request.options.top_logprobs is None for answer, _ in parts
+        )
         try:
-            results = self.runtime.forward(Batch(tuple(segment for _, segment in parts)))
+            results = self.runtime.forward(Batch(tuple(segment for _, segment in parts), on_device=on_device))
         except ClosedError:
             raise
         except Exception as error:
@@ -233,25 +239,32 @@ class Engine:
             for part in parts:
                 self._run([part], began)
             return
-        for (answer, segment), logits in zip(parts, results, strict=True):
-            self._settle(answer, segment, logits, began)
+        drawn = [self._settle(*part, logits) for part, logits in zip(parts, results, strict=True)]
+        for (answer, _), logits, token in zip(parts, results, drawn, strict=True):
+            if token is not None:
+                try:
+                    self._draw(answer, logits[-1], token, began)
+                except Exception as error:
+                    answer.fail(error)
 
-    def _settle(self, answer: Answer, segment: Segment, logits: Logits, began: float) -> None:
-        """Keep what a pass computed for an answer, and draw its token if its logits are there."""
+    @staticmethod
+    def _settle(answer: Answer, segment: Segment, logits: Logits) -> SupportsInt | None:
+        """Keep what a pass computed for an answer, and begin to draw its token if its logits are there."""
         if answer.session is None:
-            return
+            return None
         answer.session.commit(segment.tokens.tolist())
         if not len(logits):
-            return
+            return None
         try:
-            self._draw(answer, logits[-1], began)
+            return answer.sampler.start(logits[-1])
         except Exception as error:
             answer.fail(error)
+            return None
 
-    def _draw(self, answer: Answer, logits: Logits, began: float) -> None:
+    def _draw(self, answer: Answer, logits: Logits, drawn: SupportsInt, began: float) -> None:
         request, options, session = answer.request, answer.request.options, answer.session
         assert session is not None
-        token = answer.sampler.sample(logits)
+        token = answer.sampler.finish(drawn, logits)
         now = time.perf_counter()
         if token in request.eos and not options.ignore_eos:
             answer.finish("stop", took=now - (began if answer.made else answer.prefill_began), at=now - answer.began)

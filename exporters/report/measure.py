@@ -16,7 +16,7 @@ from edge.errors import DeviceError, OptionError, UnsupportedError
 from edge.kv import KvDtype
 from edge.measured import Closeness, Copies, Greedy, Measured, Measurement, TextSource
 from edge.progress import Progress
-from edge.runtime import automatic, kept_kv
+from edge.runtime import chosen, kept_kv
 from edge.tokenizer import Tokenizer, open_tokenizer
 from exporters.distance import FIRST, Distance, Rows
 from exporters.report import copying, greedy
@@ -74,7 +74,7 @@ class _Row:
 
 def measure(bundle: FromBundle, other: Opener | None, name: str, texts: Sequence[Text], progress: Progress) -> Measured:
     """Measure a bundle on texts; `name` is what `other` is called. Raises what opening models raises."""
-    runtime = automatic() if bundle.options.runtime == "auto" else bundle.options.runtime
+    runtime = chosen(bundle.bundle, bundle.options)
     kvs, refused = _ways(bundle)
     total = sum(len(sample) for text in texts for samples in text.samples.values() for sample in samples)
     meter = _Meter(progress, total)
@@ -141,7 +141,8 @@ class _Group:
         return [self._told(row, length, spans, copied) for row in rows]
 
     def _own(self, kv: KvDtype) -> FromBundle:
-        return FromBundle(self.bundle.bundle, self.bundle.options.runtime, kv)
+        options = self.bundle.options
+        return FromBundle(self.bundle.bundle, options.runtime, kv, device=options.device)
 
     def _sample(self, ids: Sequence[int], other: Model | None, rows: Sequence[_Row], meter: _Meter) -> list[np.ndarray]:
         """One sample through all models; the most likely tokens of the other model, then of each row's."""

@@ -74,8 +74,8 @@ class Opener(Protocol):
 class FromBundle:
     """A bundle on a runtime. Opening raises what `open_runtime` raises."""
 
-    def __init__(self, bundle: Bundle, runtime: str = "auto", kv: KvDtype = "auto") -> None:
-        self.bundle, self.options = bundle, RuntimeOptions(runtime=runtime, kv_dtype=kv)
+    def __init__(self, bundle: Bundle, runtime: str = "auto", kv: KvDtype = "auto", *, device: str = "auto") -> None:
+        self.bundle, self.options = bundle, RuntimeOptions(runtime=runtime, kv_dtype=kv, device=device)
 
     @property
     def spec(self) -> DecoderSpec:

@@ -14,8 +14,8 @@ from edge.errors import OptionError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
 from edge.runtime import Support, pick_device
+from runtimes.kv_dtypes import kv_dtypes
 from runtimes.native.engine import NativeRuntime, wanted_kv
-from runtimes.native.kv_dtypes import kv_dtypes
 
 VARIABLE = "DSEDGE_NATIVE_KERNELS"
 

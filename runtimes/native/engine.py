@@ -20,9 +20,9 @@ from edge.layers import Attention, Gqa, Mla
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Batch, Capabilities, KvRows, Segment, check_finite, check_tap, pick_kv_dtype
+from runtimes.kv_dtypes import kv_dtypes
 from runtimes.native import precision
 from runtimes.native.builder import build
-from runtimes.native.kv_dtypes import kv_dtypes
 from runtimes.native.loading import load
 from runtimes.native.program import KV_DTYPES, Program
 
@@ -42,6 +42,7 @@ class NativeRuntime:
     name = "native"
     device = "cpu"
     capabilities = Capabilities(extents=False, batching=True, taps=("hidden",))
+    notes: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> None:
         self.spec = bundle.spec

@@ -18,7 +18,7 @@ from exporters.checkpoint.open import open_checkpoint
 from exporters.parity import source_reader
 from exporters.quant import method
 from exporters.reference import Reference
-from runtimes.native.kv_dtypes import kv_dtypes
+from runtimes.kv_dtypes import kv_dtypes
 from tests.exporters import tiny
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from tests.exporters import tiny
 from tests.exporters.tiny import tiny_llama, tiny_mistral, tiny_qwen2
 
 # Runtimes that compute logits. A new backend joins by a line here.
-RUNTIMES = ("native", "onnx", "coreml-interpreter")
+RUNTIMES = ("native", "onnx", "torch", "coreml-interpreter")
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 LONGROPE = {
@@ -67,12 +67,12 @@ MODELS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
 }
 # Ops that a runtime's artefact cannot hold: a bundle goes without the artefact then.
 LACKS: dict[str, tuple[type[Any], ...]] = {
-    "native": (), "onnx": (LatentAttention, Router, Experts), "coreml-interpreter": (),
+    "native": (), "onnx": (LatentAttention, Router, Experts), "torch": (), "coreml-interpreter": (),
 }  # fmt: skip
 WITHOUT_ONNX = ("deepseek", "qwen3-moe", "olmoe", "granitemoe")
 COREML = importlib.util.find_spec("coremltools") is not None
-# The interpreter runs thousands of lines for a token: an interrupt comes at every so many-th.
-STRIDES = {"coreml-interpreter": 409}
+# These run thousands of lines for a token: an interrupt comes at every so many-th.
+STRIDES = {"coreml-interpreter": 409, "torch": 107}
 # Models with rings of different lengths, or of the same length but another rope.
 WINDOWED = ("mistral", "gemma2", "gemma3", "smollm3", "olmo3")
 SCHEMES = ("int4-g32-sym", "int4-g64-zp", "int4-g32-affine", "float16", "float32")
@@ -110,6 +110,17 @@ class Bundles(dict[str, Bundle]):
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     return Bundles(tmp_path_factory)
+
+
+Export = Callable[[str, str, str], Bundle]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """A bundle of a model in a scheme and another one of embedding and head; exported once for all runtimes."""
+    return lru_cache(maxsize=None)(
+        lambda model, scheme, head: export_tiny(tmp_path_factory.mktemp(model), model, scheme, head)
+    )
 
 
 class Opened:
@@ -193,16 +204,16 @@ def test_k1_prefill_in_chunks_equals_prefill_at_once(
 
 
 @pytest.mark.parametrize("head", ["int8-g32-sym", "int4-g32-sym", "int4-g64-zp", "int4-g128-affine", "float16"])
-def test_embedding_and_head_in_every_scheme(head: str, tmp_path: Path, opened: Open) -> None:
-    run = opened(export_tiny(tmp_path, "llama-tied", "int4-g32-sym", head))
+def test_embedding_and_head_in_every_scheme(head: str, exported: Export, opened: Open) -> None:
+    run = opened(exported("llama-tied", "int4-g32-sym", head))
     ids = random_ids(20)
     assert close(run.run(ids, 20), run.reference().run(ids))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("model", ["llama-bias", "llama-narrow", "gemma3", "olmo2-bias", "phi3", "deepseek-v2"])
-def test_linears_in_every_scheme(model: str, scheme: str, tmp_path: Path, opened: Open) -> None:
-    run = opened(export_tiny(tmp_path, model, scheme))
+def test_linears_in_every_scheme(model: str, scheme: str, exported: Export, opened: Open) -> None:
+    run = opened(exported(model, scheme, "int8-g32-sym"))
     ids = random_ids(20)
     assert close(run.run(ids, 20), run.reference().run(ids))
 

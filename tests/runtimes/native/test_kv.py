@@ -21,8 +21,8 @@ from edge.session import Session
 from exporters.parity import compare
 from exporters.reference import Reference
 from runtimes import native
+from runtimes.kv_dtypes import kv_dtypes
 from runtimes.native.engine import NativeRuntime
-from runtimes.native.kv_dtypes import kv_dtypes
 from tests.exporters.tiny import tiny_gemma3, tiny_llama, tiny_qwen2
 from tests.runtimes.native.kernel_sets import SETS
 
