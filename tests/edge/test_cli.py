@@ -350,7 +350,7 @@ def test_text_on_stdin_in_another_encoding_is_explained(invoke: Invoke, bundle: 
 
 def test_doctor_names_every_backend_but_the_fake(invoke: Invoke) -> None:
     found = json.loads(invoke("doctor", "--json").out)
-    assert list(found["runtimes"]) == ["native", "onnx"]
+    assert list(found["runtimes"]) == ["native", "onnx", "torch"]
     assert "scripted" not in invoke("doctor").out
     assert [name for name, item in found["runtimes"].items() if item["auto"]] == [runtime.automatic()]
     assert "chosen by auto" in invoke("doctor").out
