@@ -225,7 +225,7 @@ class Engine:
             return
         # A core on the device draws there; who asks for probabilities has all logits brought to the host.
         core = self.runtime.capabilities.sampling
-        on_device = all(
+        on_device = core is not None and all(
             answer.sampler.core == core and answer.request.options.top_logprobs is None for answer, _ in parts
         )
         try:

@@ -399,7 +399,7 @@ def test_json_in_a_stream_is_an_object_a_line(invoke: Invoke, bundle: Path) -> N
 @pytest.mark.parametrize(("line", "found"), [
     ("dsedge run --policy ", ["error", "sliding"]),
     ("dsedge run --kv-dtype f", ["float32", "float16"]),
-    ("dsedge bench --runtime ", ["auto", "native", "onnx"]),
+    ("dsedge bench --runtime ", ["auto", "native", "onnx", "torch"]),
     ("dsedge export --recipe s", ["sub1b"]),
     ("dsedge completion z", ["zsh"]),
     ("dsedge run smollm2-13", ["smollm2-135m-instruct"]),
