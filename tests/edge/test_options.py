@@ -69,7 +69,6 @@ RUNTIME: list[tuple[dict[str, Any], str]] = [
     ({"context": 2**31 + 1}, "context is 2147483649; it must be between 1 and 2147483648"),
     ({"threads": True}, "threads is True; it must be a whole number"),
     ({"threads": 100_000}, f"threads is 100000; it must be between 1 and {max(64, 4 * CPUS)}"),
-    ({"chunk": None}, "chunk is None; it must be a whole number"),
     ({"sequences": 10**7}, "sequences is 10000000; it must be between 1 and 65536"),
     ({"sinks": -1}, "sinks is -1; it must be between 0 and 2147483648"),
     ({"policy": "wrap"}, "policy is 'wrap'; it must be error or sliding"),

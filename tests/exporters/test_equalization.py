@@ -175,7 +175,7 @@ def test_k8_an_equalized_model_needs_no_wider_cache(exported: tuple[Path, Bundle
     """The planted pair makes the first layer a float32 one; afterwards all of it is kept in int8, as close."""
     if not support("native").devices:
         pytest.skip("the native engine is not built here")
-    from runtimes.native.kv_dtypes import kv_dtypes
+    from runtimes.kv_dtypes import kv_dtypes
 
     _, plain, even = exported
     assert [kv_dtypes(bundle, "int8") for bundle in (plain, even)] == [["float32", "int8"], ["int8", "int8"]]
