@@ -144,6 +144,8 @@ RUNTIMES: dict[str, str] = {
     "scripted": "runtimes.scripted",
 }
 EXPLICIT = ("coreml", "coreml-interpreter", "scripted")
+# What `dsedge doctor` says beside: modules with `describe(devices) -> list[str]`.
+DETAILS = {"torch": "runtimes.torch.details"}
 # The most prompt tokens in one forward: what most backends do best, and those that choose for themselves up to a bound.
 CHUNK = 256
 CHUNKS = {"torch": 1024}
@@ -154,6 +156,18 @@ def support(name: str) -> Support:
     """Whether the backend of that name works here. Raises OptionError for an unknown name."""
     result: Support = _module(name).support()
     return result
+
+
+def details(name: str) -> list[str]:
+    """What there is to say of a backend's devices here, beyond `support`; this may take seconds."""
+    devices = support(name).devices
+    if name not in DETAILS or not devices:
+        return []
+    try:
+        found: list[str] = importlib.import_module(DETAILS[name]).describe(devices)
+    except (ImportError, OSError) as error:
+        return [f"it cannot be imported: {error}"]
+    return found
 
 
 def open_runtime(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Runtime:

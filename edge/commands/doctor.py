@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import edge
-from edge import paths, runtime, sampling, store
+from edge import choosing, paths, runtime, sampling, store
 from edge.commands import terminal
 from edge.cores import physical_cores
 from edge.errors import DeviceError
@@ -18,7 +18,11 @@ from edge.errors import DeviceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doctor:
-    """Say which backends work here, and why others do not."""
+    """Say which backends work here, and why others do not.
+
+    Where a GPU could be used, `auto` takes the backend that was fastest when a bundle was first opened, and what was
+    measured then is told.
+    """
 
     json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of a table.")] = False
 
@@ -36,10 +40,15 @@ class Doctor:
         }
         if self.json:
             backends = {
-                name: {"devices": list(support.devices), "reason": support.reason or None, "auto": name == chosen}
+                name: {
+                    "devices": list(support.devices),
+                    "reason": support.reason or None,
+                    "auto": name == chosen,
+                    "details": runtime.details(name),
+                }
                 for name, support in found.items()
             }
-            terminal.print_json({**system, "runtimes": backends})
+            terminal.print_json({**system, "runtimes": backends, "measured": choosing.told()})
             return 0
         for key, value in system.items():
             terminal.say(f"{key.replace('_', ' ')}: {terminal.visible(str(value))}")
@@ -48,6 +57,11 @@ class Doctor:
             for name, support in found.items()
         ]
         terminal.print_table(("runtime", "devices", ""), rows, sys.stdout)
+        for name in found:
+            for line in runtime.details(name):
+                terminal.say(f"{name} on {terminal.visible(line)}")
+        for line in choosing.told():
+            terminal.say(f"measured for auto: {terminal.visible(line)}")
         return 0
 
 

@@ -10,6 +10,7 @@ teacher     what the float model says
 training    the steps
 states      what goes on after an interruption
 budget      the memory that it takes
+places      the device
 distilling  all of it
 """
 

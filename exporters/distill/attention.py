@@ -62,5 +62,5 @@ def _joined(x: Tensor) -> Tensor:
 def _softmax(batch: Pass, group: int, scores: Tensor) -> Tensor:
     seen = batch.visible(group)
     if seen is None:
-        seen = torch.ones(batch.length, batch.length, dtype=torch.bool).tril()
+        seen = torch.ones(batch.length, batch.length, dtype=torch.bool, device=scores.device).tril()
     return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)

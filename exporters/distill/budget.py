@@ -12,7 +12,7 @@ from edge.errors import OptionError
 from edge.graph import Graph
 from edge.ops import Linear, Weight
 from exporters.calibration import cost
-from exporters.distill import learns
+from exporters.distill import learns, places
 from exporters.payload_writer import Plan
 
 # Bytes a learned number: itself, its value, two moments, and at times a gradient or another float32 of it.
@@ -48,11 +48,12 @@ def seconds(graph: Graph, *, asked: int, trained: int, vocabulary: int) -> float
 
 def _speed() -> float:
     """Operations a second of a product of matrices, measured."""
-    x, w = torch.ones(512, _PROBE), torch.ones(_PROBE, _PROBE)
-    x @ w
+    device = places.chosen()
+    x, w = torch.ones(512, _PROBE, device=device), torch.ones(_PROBE, _PROBE, device=device)
+    float((x @ w)[0, 0])  # reading a number waits for the device
     count, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < _PROBING:
-        x @ w
+        float((x @ w)[0, 0])
         count += 1
     return 2 * x.numel() * _PROBE * max(count, 1) / spent
 
@@ -68,7 +69,8 @@ def _learns(plan: Plan) -> bool:
 
 def check(wanted: int) -> None:
     """Raise OptionError unless so many bytes can be had."""
-    found = cost.available()
+    found = places.free()
+    found = cost.available() if found is None else found
     if found is not None and wanted > found:
         raise OptionError(
             f"effort high takes about {wanted / 1e9:.1f} GB of memory for this model, and {found / 1e9:.1f} GB are "

@@ -12,7 +12,7 @@ import torch
 from edge.graph import Graph
 from edge.weights import Weights
 from exporters.calibration import text
-from exporters.distill import budget, teacher
+from exporters.distill import budget, places, teacher
 from exporters.distill.states import States
 from exporters.distill.student import Student
 from exporters.distill.training import SEED, Course, Lesson
@@ -77,6 +77,14 @@ def distill(
 
     `states` is a file for what another run goes on from; `progress` gets the share that is done.
     """
+    with places.here():
+        return _distilled(graph, plans, begin, samples, states, progress)
+
+
+def _distilled(
+    graph: Graph, plans: Mapping[str, Plan], begin: Weights, samples: Sequence[Sequence[int]], states: Path | None,
+    progress: Callable[[float], None],
+) -> tuple[Student, Outcome]:  # fmt: skip
     ids = torch.tensor([list(sample) for sample in samples], dtype=torch.int64)
     asked = teacher.ask(graph, plans, ids, lambda share: progress(share * _ASKING))
     lesson = Lesson(graph, Student(graph, plans, begin), asked, ids)

@@ -18,6 +18,7 @@ from torch import Tensor
 from edge import payload
 from edge.payload import Scheme
 from exporters.distill.adam import Moments
+from exporters.distill.places import fetched, moved
 from exporters.quant.method import Array, Parts
 
 EDGE = 0.49  # how far from its code a latent begins at most, and how far beyond the range it may go
@@ -53,9 +54,7 @@ class Matrix:
     def __init__(self, scheme: Scheme, parts: Parts, source: Array) -> None:
         """`parts` are what another method made of the rows `source`: the codes to begin with."""
         self._scheme, self._given = scheme, parts
-        codes, scales, shifts = (
-            torch.from_numpy(np.asarray(part, np.float32)) for part in payload.unpack(scheme, parts)
-        )
+        codes, scales, shifts = (moved(np.asarray(part, np.float32)) for part in payload.unpack(scheme, parts))
         self._columns = source.shape[1]
         self._affine = scheme.kind == "affine"
         zeros = torch.zeros_like(shifts) if self._affine else torch.round(shifts / scales.where(scales != 0, 1.0))
@@ -65,7 +64,7 @@ class Matrix:
         self._base, self._offset_base = scales, shifts
         self._factor, self._offset = torch.ones_like(scales), torch.zeros_like(shifts)
         wanted = torch.zeros_like(codes)
-        wanted.view(len(codes), -1)[:, : self._columns] = torch.from_numpy(source)
+        wanted.view(len(codes), -1)[:, : self._columns] = moved(source)
         if self._affine:
             wanted -= shifts
         wanted /= scales.where(scales != 0, 1.0)
@@ -125,11 +124,11 @@ class Matrix:
         return found
 
     def parts(self) -> Parts:
-        codes = (self._codes() - self._low).to(torch.uint8).numpy().reshape(len(self.value), -1)
-        made: Parts = {**self._given, "scales": self._scales()[..., 0].numpy().astype(np.float16)}
+        codes = fetched((self._codes() - self._low).to(torch.uint8)).reshape(len(self.value), -1)
+        made: Parts = {**self._given, "scales": fetched(self._scales()[..., 0]).astype(np.float16)}
         made["codes"] = payload.pack_nibbles(codes) if self._scheme.bits == 4 else codes
         if self._affine:
-            made["offsets"] = self._offsets()[..., 0].numpy().astype(np.float16)
+            made["offsets"] = fetched(self._offsets()[..., 0]).astype(np.float16)
         return made
 
 
@@ -151,7 +150,7 @@ class Vector:
     def __init__(self, values: Array, unit: float) -> None:
         """`unit` is the size of the numbers, by which a step is measured."""
         self._unit = unit
-        self._numbers = torch.from_numpy(np.array(values, np.float32))
+        self._numbers = moved(np.array(values, np.float32))
         self._moments = Moments.of(self._numbers)
         self.value = self._numbers.clone().requires_grad_()
 
@@ -171,4 +170,4 @@ class Vector:
         return {"numbers": self._numbers, "mean": self._moments.mean, "square": self._moments.square}
 
     def parts(self) -> Parts:
-        return {"": self._numbers.numpy().copy()}
+        return {"": fetched(self._numbers).copy()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from edge import rope
 from edge.graph import Graph
 from edge.ops import Weight
+from exporters.distill.places import moved
 
 # A weight in its shape, as it is to be used: for a learned one with its gradient.
 Weights = Callable[[Weight], Tensor]
@@ -30,7 +31,7 @@ class Pass:
         """cos and sin, [length, 1, dim / 2] each: the same for every sample."""
         positions = np.arange(self.length, dtype=np.int64)
         cos, sin = rope.angles(self.graph.spec.ropes[index], positions, context=self.length)
-        return torch.from_numpy(cos)[:, None], torch.from_numpy(sin)[:, None]
+        return moved(cos)[:, None], moved(sin)[:, None]
 
     def visible(self, group: int) -> Tensor | None:
         """Who sees whom, bool [length, length]; None where a query sees everything before it."""

@@ -17,6 +17,7 @@ from edge.payload import Run
 from edge.weights import Weights
 from exporters.distill import learns
 from exporters.distill.learned import Learned, Matrix, Vector
+from exporters.distill.places import moved
 from exporters.payload_writer import EncodedRows, Plan, jobs
 from exporters.quant.method import Array, Parts
 
@@ -70,13 +71,13 @@ class Student:
         if scheme is None:
             values = self._begin.tensor(run.name)
             vector = None if weight.is_matrix else Vector(values, self._size(weight, values))
-            numbers = torch.from_numpy(np.array(values, np.float32)) if vector is None else vector.value
+            numbers = moved(np.array(values, np.float32)) if vector is None else vector.value
             return _Used({"": values}, numbers, vector)
         parts = {name: np.array(part) for name, part in self._begin.parts(run.name).items()}
         if learns(scheme, method):
             matrix = Matrix(scheme, parts, self._source(weight, run))
             return _Used(parts, matrix.value, matrix)
-        return _Used(parts, torch.from_numpy(payload.dequantize(scheme, parts, run.shape[1])), None)
+        return _Used(parts, moved(payload.dequantize(scheme, parts, run.shape[1])), None)
 
     def _size(self, weight: Weight, values: Array) -> float:
         """The root mean square of a vector's numbers, a norm's as they are multiplied with."""

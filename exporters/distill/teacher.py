@@ -15,6 +15,7 @@ from torch import Tensor
 from edge.graph import TOKENS, Graph
 from edge.ops import Linear, Op, Select, Weight
 from exporters.distill.autograd import run
+from exporters.distill.places import moved
 from exporters.distill.state import Pass, Weights
 from exporters.payload_writer import Plan
 
@@ -67,9 +68,7 @@ def ask(
     graph: Graph, plans: Mapping[str, Plan], samples: Tensor, progress: Callable[[float], None] = lambda share: None
 ) -> Teacher:
     """Run the source's weights over ids [samples, length]. They are all in memory meanwhile."""
-    source = {
-        weight.name: torch.from_numpy(plans[weight.name].source.read()).view(weight.shape) for weight in graph.weights
-    }
+    source = {weight.name: moved(plans[weight.name].source.read()).view(weight.shape) for weight in graph.weights}
 
     def weights(weight: Weight) -> Tensor:
         return source[weight.name]

@@ -48,7 +48,9 @@ class Course:
         waiting = torch.empty(0, dtype=torch.int64)
         for _ in range(self.steps):
             while len(waiting) < self.batch:
-                waiting = torch.cat([waiting, torch.randperm(samples, generator=generator)])
+                waiting = torch.cat(
+                    [waiting, torch.randperm(samples, generator=generator, device="cpu").to(waiting.device)]
+                )
             yield waiting[: self.batch]
             waiting = waiting[self.batch :]
 

@@ -83,8 +83,11 @@ def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Tor
         raise DeviceError(f"runtime torch is not usable here: {found.reason}")
     device = pick_device("torch", options, found.devices)
     dtypes = kept_kv(bundle, options)
-    from runtimes.torch import tuning
-    from runtimes.torch.engine import open_engine
+    try:
+        from runtimes.torch import tuning
+        from runtimes.torch.engine import open_engine
+    except (ImportError, OSError) as error:  # an installation that lacks a library of its own
+        raise DeviceError(f"PyTorch cannot be imported: {error}; install it again") from error
 
     runtime = open_engine(bundle, layout, options, device, dtypes)
     if options.chunk is None and layout.chunk > CHUNK:

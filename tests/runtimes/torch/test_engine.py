@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from edge.errors import DeviceError, NumericsError, OptionError, UnsupportedErro
 from edge.kv import plan_layout
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.results import Request
-from edge.runtime import Batch, open_runtime, support
+from edge.runtime import Batch, open_runtime, support, widest_chunk
 from edge.sampling import Sampler
 from edge.session import Session
 from exporters.reference import Reference
@@ -29,7 +31,7 @@ if not find_spec("torch"):
 
 import torch
 
-from runtimes.torch import devices, engine, kernels, program
+from runtimes.torch import devices, engine, kernels, program, tuning
 from runtimes.torch.engine import TorchRuntime
 
 # All kinds of ops, a window, a softcap, and matrices that heads of two schemes share.
@@ -249,6 +251,47 @@ def test_a_model_that_memory_cannot_hold_is_told_with_numbers(bundles: Bundles, 
 def test_other_errors_of_torch_are_not_taken_for_one_of_memory() -> None:
     assert not devices.is_out_of_memory(RuntimeError("shape '[2]' is invalid for input of size 3"))
     assert devices.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
+
+
+def test_the_chunk_is_doubled_while_that_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By made-up times: a device that gains up to 256 tokens at once, one that is slow, and a short context."""
+    times = {64: 0.02, 128: 0.03, 256: 0.05, 512: 0.099, 1024: 0.1}
+    asked: list[int] = []
+
+    def seconds(count: int, scale: float = 1.0) -> float:
+        asked.append(count)
+        return times[count] * scale
+
+    assert tuning.climb(seconds, 1024) == 256
+    assert asked == [64, 128, 256, 512]
+    assert tuning.climb(lambda count: seconds(count, 40.0), 1024) == 128
+    assert tuning.climb(seconds, 200) == 128
+    assert tuning.climb(lambda count: 1.0, 30) == 30
+
+
+def test_the_chunk_is_measured_once_a_bundle(bundles: Bundles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path))
+    monkeypatch.setattr("edge.remembered._known", {})
+    asked: list[int] = []
+
+    def seconds(session: Session, count: int) -> float:
+        asked.append(count)
+        return 0.01 if count <= 128 else 1.0
+
+    monkeypatch.setattr(tuning, "_seconds", seconds)
+    bundle, options = bundles["llama"], RuntimeOptions(runtime="torch", context=512)
+    chunk = widest_chunk(bundle, options)
+    assert chunk == 1024
+    layout = plan_layout(bundle.spec, 512, chunk=chunk)
+    for _ in range(2):
+        with closing(open_runtime(bundle, layout, options)) as runtime:
+            assert runtime.layout.chunk == 128
+            assert runtime.layout.rings == layout.rings
+            ids = random_ids(128)
+            assert np.abs(Session(runtime).step(ids) - Session(runtime).feed(ids)).max() == 0
+    assert asked == [64, 128, 256]
+    with closing(open_runtime(bundle, layout, replace(options, chunk=300))) as runtime:
+        assert runtime.layout.chunk == 512
 
 
 def test_options_of_this_runtime_are_refused_by_others(bundles: Bundles) -> None:
