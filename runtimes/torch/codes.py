@@ -143,12 +143,24 @@ class Codes:
         return -scales * self.shifts if self.scheme.kind == "zp" else self.shifts.float()
 
 
-def blocks(stored: Stored, work: Workspace, multiple: int = 1) -> Iterator[tuple[int, Stored]]:
-    """Runs of rows whose numbers fit the workspace, each but the last of a multiple of rows: (first row, rows)."""
+def blocks(stored: Stored, work: Workspace, multiple: int = 1) -> Iterator[Stored]:
+    """Its rows in order, as many at a time as fit the workspace: each time but the last a multiple of so many."""
     width = stored.columns if not isinstance(stored, Codes) else stored.groups * stored.scheme.group
+    for rows in _cut(stored.rows, width, work, multiple):
+        yield stored.take(rows)
+
+
+def streamed(weights: Weights, run: Run, work: Workspace, multiple: int = 1) -> Iterator[Stored]:
+    """The same of a run of a payload that is not on the device as a whole. Raises BundleError."""
+    scheme = weights.schemes[run.name]
+    width = run.shape[1] if scheme is None else scheme.groups(run.shape[1]) * scheme.group
+    for rows in _cut(run.shape[0], width, work, multiple):
+        yield read(weights, run, work.device, rows.start, rows.stop)
+
+
+def _cut(rows: int, width: int, work: Workspace, multiple: int) -> Iterator[slice]:
     step = max(1, work.numbers // width // multiple) * multiple
-    for start in range(0, stored.rows, step):
-        yield start, stored.take(slice(start, start + step))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
 def read(weights: Weights, run: Run, device: torch.device, start: int = 0, stop: int | None = None) -> Stored:

@@ -12,14 +12,15 @@ scheme before it is used; where it fails, that scheme is dequantized into the wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from runtimes.torch.codes import Codes, Workspace, blocks
+from edge.payload import Scheme
+from runtimes.torch.codes import Codes, Stored, Workspace
 from runtimes.torch.products import times
 
 TOLERANCE = 0.01
@@ -162,22 +163,31 @@ def find(device: str, dtype: torch.dtype) -> Kernel | None:
     return next((kernel for kernel in KERNELS if device in kernel.devices and dtype in kernel.dtypes), None)
 
 
-def pack(kernel: Kernel, codes: Codes, dtype: torch.dtype, work: Workspace) -> Int4:
-    """A run in a kernel's layout; some rows at a time, as an int32 a code is what some kernels pack from."""
-    scheme, halves = codes.scheme, codes.scheme.bits // 4
-    multiple = kernel.multiple
-    packed, affine = [], []
-    for _, rows in blocks(codes, work, multiple):
-        assert isinstance(rows, Codes)
-        missing = -rows.rows % multiple
-        bytes_ = rows.unpacked(work)
+def pack(
+    kernel: Kernel, scheme: Scheme, shape: tuple[int, ...], parts: Iterable[Stored], dtype: torch.dtype, work: Workspace
+) -> Int4:  # fmt: skip
+    """A matrix [rows, columns] in a kernel's layout. Its codes come in parts of a multiple of rows that suits it."""
+    (rows, columns), halves = shape, scheme.bits // 4
+    padded = rows + -rows % kernel.multiple
+    packed: Tensor | None = None
+    affine = torch.empty(halves * scheme.groups(columns), padded, 2, dtype=dtype, device=work.device)
+    start = 0
+    for part in parts:
+        assert isinstance(part, Codes)
+        missing = -part.rows % kernel.multiple
+        codes = part.unpacked(work)
         if halves == 2:
-            bytes_ = torch.cat([bytes_ >> 4, bytes_ & 15], dim=1)
-        packed.append(kernel.pack(functional.pad(bytes_, (0, 0, 0, missing), value=8)))
-        affine.append(functional.pad(_affine(rows), (0, 0, 0, missing)).to(dtype))
-    return Int4(
-        kernel, torch.cat(packed), torch.cat(affine, dim=1), scheme.group, codes.rows, halves, codes.columns, work
-    )
+            codes = torch.cat([codes >> 4, codes & 15], dim=1)
+        made = kernel.pack(functional.pad(codes, (0, 0, 0, missing), value=8))
+        stop = start + part.rows + missing
+        if packed is None:
+            packed = made.new_empty(len(made) * padded // stop, *made.shape[1:])
+        tall = padded // len(packed)  # rows of the matrix in one of the layout
+        packed[start // tall : stop // tall] = made
+        affine[:, start:stop] = functional.pad(_affine(part), (0, 0, 0, missing))
+        start = stop
+    assert packed is not None
+    return Int4(kernel, packed, affine, scheme.group, rows, halves, columns, work)
 
 
 def _affine(codes: Codes) -> Tensor:
@@ -193,9 +203,10 @@ def _affine(codes: Codes) -> Tensor:
     return found.transpose(0, 1).contiguous()
 
 
-def error(product: Int4, codes: Codes, work: Workspace) -> float:
-    """How far products with some rows are from those with dequantized ones, in units of their root mean square."""
-    x = torch.randn(1, codes.columns, generator=torch.Generator().manual_seed(0)).to(work.device)
-    expected = torch.cat([x @ rows.numbers(work).T for _, rows in blocks(codes, work)], dim=1)
+def error(product: Int4, parts: Iterable[Stored]) -> float:
+    """How far a product with one row is from that with dequantized weights, in units of its root mean square."""
+    work = product.work
+    x = torch.randn(1, product.columns, generator=torch.Generator().manual_seed(0)).to(work.device)
+    expected = torch.cat([x @ rows.numbers(work).T for rows in parts], dim=1)
     difference = product(x) - expected
     return float(difference.norm() / expected.norm().clamp_min(1e-30))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from edge.ops import Embed, Experts, LatentAttention, Linear, Norm, Router, Weig
 from edge.payload import Run
 from edge.weights import Weights
 from runtimes.torch import kernels, products
-from runtimes.torch.codes import Codes, Stored, Workspace, read
+from runtimes.torch.codes import Stored, Workspace, blocks, read, streamed
 from runtimes.torch.kernels import Kernel
 from runtimes.torch.matrix import Matrix, Rows, Stack
 from runtimes.torch.products import Dequantized, Product
@@ -75,15 +75,22 @@ class Loader:
             self._stored[run.name] = read(self.weights, run, self.work.device)
         return self._stored[run.name]
 
+    def _parts(self, run: Run, multiple: int = 1) -> Iterator[Stored]:
+        """A run some rows at a time: what is only brought into another form need not be on the device as a whole."""
+        if run.name in self._stored:
+            return blocks(self._stored[run.name], self.work, multiple)
+        return streamed(self.weights, run, self.work, multiple)
+
     def _product(self, run: Run) -> Product:
-        stored = self._read(run)
         if self.dense is not None:
-            return self._told(run, products.dense(stored, self.work, self.dense))
-        if self.kernel is not None and isinstance(stored, Codes) and run.scheme not in self._refused:
-            packed = kernels.pack(self.kernel, stored, self.dtype, self.work)
+            return self._told(run, products.dense(run.shape, self._parts(run), self.work, self.dense))
+        kernel, scheme = self.kernel, self.weights.schemes[run.name]
+        if kernel is not None and scheme is not None and run.scheme not in self._refused:
+            parts = self._parts(run, kernel.multiple)
+            packed = kernels.pack(kernel, scheme, run.shape, parts, self.dtype, self.work)
             if run.scheme in self.ways:
                 return packed
-            error = kernels.error(packed, stored, self.work)
+            error = kernels.error(packed, self._parts(run))
             if error <= kernels.TOLERANCE:
                 self.ways[run.scheme] = f"{packed.way}, within {error:.2g} of dequantized products"
                 return packed
@@ -91,7 +98,7 @@ class Loader:
             self.ways[run.scheme] = (
                 f"dequantized per layer: {packed.way} is off by {error:.2g} where {kernels.TOLERANCE:g} is allowed"
             )
-        return self._told(run, Dequantized(stored, self.work, _multiplied(self.dtype, self.work.device)))
+        return self._told(run, Dequantized(self._read(run), self.work, _multiplied(self.dtype, self.work.device)))
 
     def _told(self, run: Run, product: Product) -> Product:
         self.ways.setdefault(run.scheme, product.way)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,11 +40,13 @@ class Dequantized:
 
     def __call__(self, x: Tensor) -> Tensor:
         out = torch.empty(len(x), self.stored.rows, dtype=torch.float32, device=x.device)
-        for start, rows in blocks(self.stored, self.work):
+        start = 0
+        for rows in blocks(self.stored, self.work):
             numbers = rows.numbers(self.work)
             if self.dtype != torch.float32:
                 numbers = self.work.take(self.dtype, *numbers.shape).copy_(numbers)
             out[:, start : start + len(numbers)] = times(x, numbers)
+            start += len(numbers)
         return out
 
 
@@ -62,10 +65,13 @@ class Dense:
         return times(x, self.values)
 
 
-def dense(stored: Stored, work: Workspace, dtype: torch.dtype) -> Dense:
-    values = torch.empty(stored.rows, stored.columns, dtype=dtype, device=work.device)
-    for start, rows in blocks(stored, work):
+def dense(shape: tuple[int, ...], parts: Iterable[Stored], work: Workspace, dtype: torch.dtype) -> Dense:
+    """All numbers of a matrix [rows, columns] that comes in parts."""
+    values = torch.empty(shape, dtype=dtype, device=work.device)
+    start = 0
+    for rows in parts:
         values[start : start + rows.rows] = rows.numbers(work)
+        start += rows.rows
     return Dense(values, f"dense {str(dtype).removeprefix('torch.')}")
 
 

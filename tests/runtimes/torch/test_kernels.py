@@ -48,13 +48,18 @@ def made(name: str, rows: int, columns: int) -> tuple[Codes, np.ndarray[Any, Any
     return on_device, payload.dequantize(scheme, parts, columns)
 
 
+def packed(kernel: Kernel, codes: Codes, dtype: torch.dtype, work: Workspace) -> kernels.Int4:
+    parts = blocks(codes, work, kernel.multiple)
+    return kernels.pack(kernel, codes.scheme, (codes.rows, codes.columns), parts, dtype, work)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_codes_are_the_numbers_of_the_payload(name: str, shape: tuple[int, int]) -> None:
     """Bit for bit, in blocks of rows and for rows that are picked, in a workspace that is smaller than the matrix."""
     codes, expected = made(name, *shape)
     work = Workspace(CPU, 7 * 640)
-    found = np.concatenate([rows.numbers(work).numpy().copy() for _, rows in blocks(codes, work)])
+    found = np.concatenate([rows.numbers(work).numpy().copy() for rows in blocks(codes, work)])
     assert np.array_equal(found, expected)
     index = torch.tensor([shape[0] - 1, 0, 0])
     assert np.array_equal(codes.take(index).numbers(work).numpy(), expected[index.numpy()])
@@ -68,7 +73,7 @@ def test_the_cpus_kernel_is_within_its_tolerance(name: str, shape: tuple[int, in
     codes, expected = made(name, *shape)
     kernel = kernels.find("cpu", torch.bfloat16)
     assert kernel is not None
-    product = kernels.pack(kernel, codes, torch.bfloat16, Workspace(CPU, 64 * 640))
+    product = packed(kernel, codes, torch.bfloat16, Workspace(CPU, 64 * 640))
     x = np.random.default_rng(1).standard_normal((5, shape[1])).astype(np.float32)
     for rows in (1, 5):
         found = product(torch.from_numpy(x[:rows])).numpy()
@@ -102,14 +107,14 @@ def tiles(codes: np.ndarray[Any, Any], inner: int) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("columns", "inner"), [(64, 4), (96, 2), (128, 8)])
 def test_codes_come_back_from_the_layout_of_cudas_tiles(columns: int, inner: int) -> None:
     codes = np.random.default_rng(0).integers(0, 16, (16, columns)).astype(np.uint8)
-    packed = torch.from_numpy(tiles(codes, inner))
-    assert np.array_equal(kernels.unpack_tiles(packed).numpy(), codes)
+    laid = torch.from_numpy(tiles(codes, inner))
+    assert np.array_equal(kernels.unpack_tiles(laid).numpy(), codes)
 
 
 def test_codes_come_back_from_the_layout_of_metal() -> None:
     codes = np.random.default_rng(0).integers(0, 16, (16, 64)).astype(np.uint8)
-    packed = torch.from_numpy(payload.pack_nibbles(codes)).view(torch.int32).view(2, 2, 32, 1)
-    assert np.array_equal(kernels.unpack_bytes(packed).numpy(), codes)
+    laid = torch.from_numpy(payload.pack_nibbles(codes)).view(torch.int32).view(2, 2, 32, 1)
+    assert np.array_equal(kernels.unpack_bytes(laid).numpy(), codes)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -121,7 +126,7 @@ def test_many_rows_take_the_codes_out_of_a_layout(name: str) -> None:
         lambda codes: (codes[:, ::2] | codes[:, 1::2] << 4).view(torch.int32).view(len(codes) // 8, -1, 32, 1),
         kernels.unpack_bytes, kernels.KERNELS[0].multiply,
     )  # fmt: skip
-    product = kernels.pack(fake, codes, torch.float32, Workspace(CPU, 64 * 256))
+    product = packed(fake, codes, torch.float32, Workspace(CPU, 64 * 256))
     x = np.random.default_rng(1).standard_normal((3, 100)).astype(np.float32)
     wanted = x @ expected.T
     assert np.abs(product(torch.from_numpy(x)).numpy() - wanted).max() < 1e-5 * wanted.std()
@@ -144,7 +149,7 @@ def test_a_dequantized_product_and_a_dense_one_are_the_numbers_products() -> Non
         np.abs(Dequantized(codes, work, torch.float32)(torch.from_numpy(x)).numpy() - wanted).max()
         < 1e-5 * wanted.std()
     )
-    half = dense(codes, work, torch.float16)
+    half = dense((300, 100), blocks(codes, work), work, torch.float16)
     assert half.nbytes == 300 * 100 * 2
     assert np.abs(half(torch.from_numpy(x)).numpy() - wanted).max() < 2e-2 * wanted.std()
 
@@ -154,5 +159,5 @@ def test_a_kernel_that_is_wrong_is_found_out() -> None:
     right = kernels.KERNELS[0]
     swapped = replace(right, pack=lambda codes: right.pack(codes.flip(1)))
     work = Workspace(CPU, 1 << 16)
-    assert kernels.error(kernels.pack(right, codes, torch.bfloat16, work), codes, work) < kernels.TOLERANCE
-    assert kernels.error(kernels.pack(swapped, codes, torch.bfloat16, work), codes, work) > 0.5
+    assert kernels.error(packed(right, codes, torch.bfloat16, work), [codes]) < kernels.TOLERANCE
+    assert kernels.error(packed(swapped, codes, torch.bfloat16, work), [codes]) > 0.5
