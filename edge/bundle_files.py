@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 SIGNATURE = "manifest.sig"  # over the manifest, so it cannot be listed there
+SIGNATURE_LIMIT = 4096  # bytes
 
 
 def relative_path(folder: Path, name: str) -> PurePosixPath:

@@ -6,6 +6,7 @@ they are used, so a broken download is never taken for a model. A path of the ca
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from urllib.parse import quote
 
 from edge import received
 from edge.bundle import MANIFEST, MANIFEST_LIMIT, FileInfo, read_manifest
-from edge.bundle_files import relative_path
+from edge.bundle_files import SIGNATURE, SIGNATURE_LIMIT, relative_path
 from edge.catalog import Hub, Local, Model, Source, Url, Wheel
 from edge.errors import BundleError, EdgeError, NotFoundError, StorageError, UserError
 from edge.locking import try_lock
@@ -139,6 +140,7 @@ def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Fetche
     known = model.sha256 or received.recorded(model.name).get(MANIFEST)
     manifest = bundle / MANIFEST
     if not (known and manifest.is_file() and _digest(manifest, progress) == known):
+        _signature(base, bundle, progress)  # first: where the manifest is there, so is what the address has of this
         web.download(base + MANIFEST, manifest, Expected(sha256=model.sha256, limit=MANIFEST_LIMIT), progress)
     for name, info in _listed(base, manifest, model).items():
         path = bundle / relative_path(bundle, name)
@@ -147,6 +149,14 @@ def _bundle(base: str, model: Model, folder: Path, progress: Progress) -> Fetche
         path.parent.mkdir(parents=True, exist_ok=True)
         web.download(base + quote(name), path, Expected(info.size, info.sha256), progress)
     return Fetched(bundle) if model.sha256 else _unpinned(bundle, model, {MANIFEST: _digest(manifest, progress)})
+
+
+def _signature(base: str, bundle: Path, progress: Progress) -> None:
+    """The signature of a bundle's manifest, where the address has one; `dsedge verify --pubkey` looks at it."""
+    path = bundle / SIGNATURE
+    path.unlink(missing_ok=True)  # it may be of an earlier manifest
+    with contextlib.suppress(NotFoundError):
+        web.download(base + SIGNATURE, path, Expected(limit=SIGNATURE_LIMIT), progress)
 
 
 def _listed(base: str, manifest: Path, model: Model) -> Mapping[str, FileInfo]:
@@ -168,6 +178,7 @@ def _listed(base: str, manifest: Path, model: Model) -> Mapping[str, FileInfo]:
             )
     except BundleError:
         manifest.unlink(missing_ok=True)
+        manifest.with_name(SIGNATURE).unlink(missing_ok=True)
         raise
     return files
 

@@ -52,7 +52,7 @@ class PromptTooLongError(UserError):
     def __init__(self, tokens: int, limit: int) -> None:
         super().__init__(
             f"the prompt has {tokens} tokens and the context holds {limit}; "
-            "shorten it, raise the context size, or choose the sliding policy"
+            "shorten it, raise the context size, or choose another policy"
         )
         self.tokens = tokens
         self.limit = limit

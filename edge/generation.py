@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 
 from edge.awaiting import Steps
 from edge.engine import Answer, End, Readers
+from edge.kv import KvLayout
 from edge.results import Progress, Request, Result, TokenEvent
 from edge.sampling import Sampler
 from edge.sections import Delta, Splitter
@@ -110,11 +111,11 @@ class Stream:
     asyncio, `async for` and `adeltas` give the same, computed in a thread; a task that is cancelled ends its answer.
     """
 
-    def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter, kv_slots: int) -> None:
+    def __init__(self, run: TokenRun, text: TextStream, splitter: Splitter, layout: KvLayout) -> None:
         self.result: Result | None = None
         self._run = run
         self._text = text
-        self._kv_slots = kv_slots
+        self._layout = layout
         self._parts: list[Delta] = []
         self._deltas = _deltas(run, text, splitter, self._parts)
         self._steps = Steps(self._give_up)
@@ -185,10 +186,12 @@ class Stream:
             completion_tokens=len(progress.tokens),
             cached_tokens=progress.cached_tokens,
             dropped_tokens=progress.dropped_tokens,
+            dropped_turns=progress.dropped_turns,
             seed=progress.seed,
             sampling=progress.sampling,
             kv_used=progress.kv_used,
-            kv_slots=self._kv_slots,
+            kv_slots=sum(ring.slots for ring in self._layout.rings),
+            policy=self._layout.policy,
             stats=progress.stats(),
             logprobs=None if progress.logprobs is None else tuple(progress.logprobs),
         )

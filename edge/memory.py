@@ -31,8 +31,16 @@ def available_memory(root: Path = Path("/")) -> int | None:
             found.append(int(line.split()[1]) * 1024)
     limit = memory_limit(root)
     if limit is not None:
-        found.append(limit)
+        found.append(max(0, limit - _own_memory(root)))
     return min(found, default=None)
+
+
+def _own_memory(root: Path) -> int:
+    """The bytes that this process has to itself: pages of files can be read again, and are not counted."""
+    for line in read_text(root / "proc/self/status").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from edge.errors import OptionError
-from edge.kv import KvDtype, Policy
+from edge.kv import KvDtype, policies
 
 Compute = Literal["auto", "float32", "bfloat16", "float16"]
 WeightForm = Literal["auto", "float16"]
@@ -30,8 +30,10 @@ class RuntimeOptions:
     device    "auto", or one that the backend offers here, such as "cpu"; a missing one is an error, never a fallback
     context   tokens that keys and values have room for; None: what the model was trained for, at most 4096; "auto": as
               many of those as free memory holds
-    policy    "error" refuses what does not fit; "sliding" lets the oldest tokens go, and reports it
-    sinks     first tokens that `sliding` never lets go; None: four. Models lean on their first tokens: with 0 they fail
+    policy    what happens when the context is full, a name of `edge.kv.policies.POLICIES`: "error" refuses what does
+              not fit; "sliding" lets the oldest tokens go, "evict" older ones that got little attention, and both
+              report it; "spill" keeps all in a file, and its default context is what the model was trained for
+    sinks     first tokens that `sliding` and `evict` never let go; None: four. Models lean on them: with 0 they fail
     threads   None: the physical cores; at most 64, or four for every CPU where that is more
     chunk     most prompt tokens in one forward; None: what suits the backend, which torch measures at first use
     sequences for how many whole contexts keys and values have room; shorter ones share it. None: four, or as many as
@@ -46,7 +48,7 @@ class RuntimeOptions:
     runtime: str = "auto"
     device: str = "auto"
     context: int | Literal["auto"] | None = None
-    policy: Policy = "error"
+    policy: str = "error"
     sinks: int | None = None
     threads: int | None = None
     chunk: int | None = None
@@ -60,8 +62,7 @@ class RuntimeOptions:
     def __post_init__(self) -> None:
         for name in ("runtime", "device"):
             _check_text(name, getattr(self, name))
-        if self.policy not in get_args(Policy):
-            raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
+        policies.find(self.policy)
         _check_flag("exact", self.exact)
         for name, kind in _CHOICES.items():
             if getattr(self, name) not in get_args(kind):

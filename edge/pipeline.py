@@ -13,13 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edge import turns
 from edge.bundle import Bundle, open_bundle
 from edge.calls import control_tags, find_formats
 from edge.chat import read_templates
 from edge.engine import Engine, Readers
 from edge.errors import BundleError, OptionError, found_in
 from edge.generation import Stream, TokenRun
-from edge.kv import plan_layout
+from edge.kv import plan_layout, policies
 from edge.lifecycle import close_at_exit
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.paths import expanded
@@ -28,12 +29,12 @@ from edge.results import Request, Result
 from edge.runtime import Runtime, open_runtime, widest_chunk
 from edge.saving import Saved
 from edge.sections import Splitter
+from edge.session import common
 from edge.sizing import check_memory, context_of, sequences_of
 from edge.stream import TextStream
 from edge.template.work import CancelledError
 from edge.tokenizer import open_tokenizer
 
-DEFAULT_SINKS = 4
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -49,7 +50,7 @@ class Pipeline:
         context = context_of(bundle, options)
         sinks = options.sinks
         if sinks is None:
-            sinks = 0 if options.policy == "error" else min(DEFAULT_SINKS, context - 1)
+            sinks = min(policies.find(options.policy).sinks, context - 1)
         layout = plan_layout(
             bundle.spec,
             context,
@@ -69,7 +70,8 @@ class Pipeline:
         self.call_formats = find_formats(source, self.tokenizer)
         self.runtime: Runtime = open_runtime(bundle, layout, options)
         try:
-            check_memory(bundle, self.runtime.kv_bytes, context)  # reserved only: it is taken while a context fills
+            reserved = self.runtime.kv_bytes if layout.storage == "memory" else 0
+            check_memory(bundle, reserved, context)  # reserved only: it is taken while a context fills
             self._readers = Readers(Engine(self.runtime))
         except OptionError:
             self.runtime.close()
@@ -116,10 +118,41 @@ class Pipeline:
                 messages, self.tokenizer, tools=tools or None, variables=variables, cancelled=cancelled
             )
 
+    def _head(self, messages: Messages, ids: Sequence[int], encode: Callable[[Messages], list[int]]) -> int:
+        """How many first ids are of what stands before the first turn: another conversation would have them as well."""
+        start = next(iter(turns.begins(messages)), None)
+        if start is None:
+            return 0
+        content = str(messages[start].get("content"))
+        another = {"role": "user", "content": "b" if content.startswith("a") else "a"}
+        return common(ids, encode([*messages[:start], another]), len(ids))
+
+    def _fit(self, messages: Messages, encode: Callable[[Messages], list[int]]) -> tuple[list[int], int, int]:
+        """The ids of messages under the policy, how many of them stay for ever, and how many turns were left out."""
+        policy, ids = policies.find(self.options.policy), encode(messages)
+        if not policy.sinks:
+            return ids, 0, 0
+        head, left_out = self._head(messages, ids, encode), 0
+        if policy.turns:
+            context = self.runtime.layout.context
+            left_out = turns.dropped(messages, lambda some: len(encode(some)), context=context, head=head)
+        if left_out:
+            starts = turns.begins(messages)
+            ids = encode([*messages[: starts[0]], *messages[starts[left_out] :]])
+        return ids, head, left_out
+
     def tokens(
-        self, prompt: Sequence[int], options: GenerateOptions | None = None, *, cancel: threading.Event | None = None
+        self,
+        prompt: Sequence[int],
+        options: GenerateOptions | None = None,
+        *,
+        cancel: threading.Event | None = None,
+        pinned: int = 0,
     ) -> TokenRun:
-        """Generate ids after a prompt of ids. Raises OptionError for an empty prompt or ids outside the vocabulary."""
+        """Generate ids after a prompt of ids, of which a policy that drops tokens keeps the first `pinned` longest.
+
+        Raises OptionError for an empty prompt or ids outside the vocabulary.
+        """
         vocab = self.bundle.spec.vocab_size
         options = _checked(options)
         if isinstance(prompt, str) or not all(isinstance(token, Integral) for token in prompt):
@@ -131,9 +164,11 @@ class Pipeline:
         wrong = set(self._padded).intersection(prompt)
         if wrong:
             raise OptionError(f"the prompt id {min(wrong)} has no token: it only fills up the model's {vocab} rows")
-        return self._run(prompt, options, cancel or threading.Event())
+        return self._run(prompt, options, cancel or threading.Event(), pinned)
 
-    def _run(self, prompt: Sequence[int], options: GenerateOptions, cancel: threading.Event) -> TokenRun:
+    def _run(
+        self, prompt: Sequence[int], options: GenerateOptions, cancel: threading.Event, pinned: int = 0
+    ) -> TokenRun:
         manifest = self.bundle.manifest
         request = Request(
             prompt=tuple(prompt),
@@ -143,6 +178,7 @@ class Pipeline:
             cancel=cancel,
             sampling=manifest.sampling,
             padded=self._padded,
+            pinned=pinned,
         )
         return TokenRun(self._readers, request)
 
@@ -162,17 +198,23 @@ class Pipeline:
         """
         options, cancel = _checked(options), cancel or threading.Event()
         try:
-            ids = self._encode(prompt, options, raw, tools, cancel.is_set)
-            run = self.tokens(ids, options, cancel=cancel)
+            pinned = left_out = 0
+            if raw or isinstance(prompt, str):
+                ids = self._encode(prompt, options, raw, tools, cancel.is_set)
+            else:
+                ids, pinned, left_out = self._fit(
+                    prompt, lambda messages: self._encode(messages, options, raw, tools, cancel.is_set)
+                )
+            run = self.tokens(ids, options, cancel=cancel, pinned=pinned)
+            run.progress.dropped_turns = left_out
         except CancelledError:  # an answer that was cancelled before its first token, without a prompt
             ids = []
             run = self._run(ids, options, cancel)
-        slots = sum(ring.slots for ring in self.runtime.layout.rings)
         tags = None if raw else self.think_tags
         formats = self.call_formats if tools or _offers_tools(prompt, options) else ()
         spelled = {**(tags.spelled if tags else {}), **control_tags(formats, self.tokenizer)}
         splitter = Splitter(tags, formats, opened=tags is not None and is_opened(ids, tags, self.tokenizer))
-        return Stream(run, TextStream(self.tokenizer, options.stop, spelled=spelled), splitter, slots)
+        return Stream(run, TextStream(self.tokenizer, options.stop, spelled=spelled), splitter, self.runtime.layout)
 
     def complete(
         self,

@@ -20,7 +20,7 @@ class TokenEvent:
     """A generated token.
 
     at        the seconds since the call at which it was there
-    dropped   tokens that the sliding policy has let go since the event before; on the first, for the prompt
+    dropped   tokens that the context policy has let go since the event before; on the first, for the prompt
     logprob   only where `GenerateOptions.top_logprobs` asks
     """
 
@@ -50,8 +50,10 @@ class Result:
     finish_reason   "stop": an end token or stop string; "tool_calls": an end token after calls; "length": max_tokens or
                     a full context; "loop": the same tokens for 256 tokens (see edge.loops); "cancel"
     cached_tokens   prompt tokens that an earlier call had left in the cache
-    dropped_tokens  tokens of the conversation that the sliding policy has let go, up to the end of this answer
+    dropped_tokens  tokens of the conversation that the context policy has let go, up to the end of this answer
+    dropped_turns   of the messages, whole turns that the policy has not sent to the model: the oldest
     sampling        how tokens were drawn: the options, and the model's own values for what they left open
+    policy          what happens when the context is full, a name of `edge.kv.policies.POLICIES`
     logprobs        of each of `tokens`; None unless `GenerateOptions.top_logprobs` asks
     """
 
@@ -65,10 +67,12 @@ class Result:
     completion_tokens: int
     cached_tokens: int
     dropped_tokens: int
+    dropped_turns: int
     seed: int
     sampling: Sampling
     kv_used: int
     kv_slots: int
+    policy: str
     stats: Stats
     logprobs: tuple[Logprob, ...] | None = None
 
@@ -91,7 +95,8 @@ class Result:
 class Request:
     """What an answer is made from: the prompt's ids, the end tokens, and how to sample and stop.
 
-    `sampling` are the model's own values, `padded` the ids below `vocab_size` that have no token.
+    `sampling` are the model's own values, `padded` the ids below `vocab_size` that have no token, `pinned` how many
+    first tokens of the prompt a policy that drops some is to keep longest.
     """
 
     prompt: tuple[int, ...]
@@ -101,6 +106,7 @@ class Request:
     cancel: threading.Event
     sampling: Mapping[str, Any]
     padded: tuple[int, ...] = ()
+    pinned: int = 0
 
 
 @dataclass(slots=True)
@@ -116,6 +122,7 @@ class Progress:
     finish_reason: FinishReason = "cancel"
     cached_tokens: int = 0
     dropped_tokens: int = 0
+    dropped_turns: int = 0
     kv_used: int = 0
     ttft_s: float = 0.0
     prefill_s: float = 0.0

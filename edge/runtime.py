@@ -18,11 +18,11 @@ import numpy.typing as npt
 from edge.bundle import Bundle
 from edge.decoder import DecoderSpec
 from edge.errors import DeviceError, NumericsError, OptionError, UnsupportedError
-from edge.kv import KvLayout, Move, StepPlan
+from edge.kv import KvLayout, Move, StepPlan, Storage, policies
 from edge.options import RuntimeOptions
 
 Float = npt.NDArray[np.float32]
-Tap = Literal["hidden", "attention_mass"]
+Tap = Literal["hidden"]
 _TAPS = get_args(Tap)
 
 
@@ -46,8 +46,7 @@ class Segment:
 class Batch:
     """What one pass over the weights computes: segments of different sequences. `tap`, in place of logits:
 
-    hidden           the final norm's output for each new token, [n, hidden]
-    attention_mass   how much attention each row of the plan's runs got, [layers, rows]
+    hidden    the final norm's output for each new token, [n, hidden]
 
     `on_device` leaves logits where they are, unchecked, for the core that `Capabilities.sampling` names; they are true
     until the next forward.
@@ -60,10 +59,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class KvRows:
-    """What a layer keeps of some tokens: keys [tokens, kv_heads, key_dim], after rope, and values [.., value_dim]."""
+    """What a layer keeps of some tokens: keys [tokens, kv_heads, key_dim], after rope, and values [.., value_dim].
 
-    keys: Float
-    values: Float
+    float32; a layer that is kept in float16 may give and take that.
+    """
+
+    keys: Float | npt.NDArray[np.float16]
+    values: Float | npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +77,16 @@ class Capabilities:
     batching  segments of one batch share a pass over the weights; without, they run one after another
     taps      what else than logits it can return
     sampling  the core of `edge.sampling` that takes its logits where they are; None: they come to the host
+    attention it can tell how much attention each row got (`RingPlan.attention`)
+    storage   where it can keep keys and values
     """
 
     extents: bool
     batching: bool
     taps: tuple[Tap, ...] = ()
     sampling: str | None = None
+    attention: bool = False
+    storage: tuple[Storage, ...] = ("memory",)
 
 
 class Runtime(Protocol):
@@ -173,15 +179,34 @@ def details(name: str) -> list[str]:
 def open_runtime(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Runtime:
     """Open a bundle on the backend that `options` name, or on the fastest that works here.
 
-    Raises OptionError for an unknown name or a layout that memory cannot hold, and DeviceError when the backend, or
-    its device, is not usable; the message says why.
+    Raises OptionError for an unknown name or a layout that memory cannot hold, UnsupportedError for a policy that the
+    backend cannot follow, and DeviceError when the backend, or its device, is not usable; the message says why.
     """
     name = chosen(bundle, options)
     found = support(name)
     if not found.devices:
         raise DeviceError(f"runtime {name} is not usable here: {found.reason}")
     _check_special(name, options)
-    return _open(name, bundle, layout, options)
+    runtime = _open(name, bundle, layout, options)
+    try:
+        _check_policy(runtime)
+    except UnsupportedError:
+        runtime.close()
+        raise
+    return runtime
+
+
+def _check_policy(runtime: Runtime) -> None:
+    """Raise UnsupportedError where the context policy needs what the backend lacks."""
+    layout, offered = runtime.layout, runtime.capabilities
+    if policies.find(layout.policy).attention and not offered.attention:
+        raise UnsupportedError(
+            f"the policy {layout.policy} goes by the attention that tokens get; runtime {runtime.name} cannot tell it"
+        )
+    if layout.storage not in offered.storage:
+        raise UnsupportedError(
+            f"the policy {layout.policy} keeps keys and values in a {layout.storage}; runtime {runtime.name} cannot"
+        )
 
 
 def _check_special(name: str, options: RuntimeOptions) -> None:

@@ -35,13 +35,14 @@ import numpy.typing as npt
 from edge import rope, seal, texts
 from edge.bundle import Bundle
 from edge.errors import FormatError, OptionError, StorageError
-from edge.kv import Pools
+from edge.kv import KvLayout, Pools, policies
 from edge.runtime import KvRows, Runtime
 from edge.safetensors import PADDING, TensorInfo, plan_header, read_header
 from edge.session import Session
 
 FORMAT = 1
-_DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64, "U8": np.uint8}
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I32": np.int32, "I64": np.int64, "F64": np.float64, "U8": np.uint8}
+_FLOATS = (np.float32, np.float16)
 Array = npt.NDArray[Any]
 
 
@@ -86,9 +87,8 @@ def _tensors(bundle: Bundle, session: Session, note: Any) -> dict[str, tuple[Ten
         "bundle": bundle_sum(bundle),
         "runtime": runtime.name,
         "context": runtime.layout.context,
-        "policy": runtime.layout.policy,
-        "sinks": [ring.sinks for ring in runtime.layout.rings],
-        "windows": [ring.window if ring.bounded else None for ring in runtime.layout.rings],
+        **_geometry(runtime.layout),
+        "pinned": cache.pinned,
         "firsts": [ring.table.first for ring in cache.rings],
         "note": note,
     }
@@ -97,8 +97,9 @@ def _tensors(bundle: Bundle, session: Session, note: Any) -> dict[str, tuple[Ten
         "tokens": np.array(session.tokens, np.int32),
     }
     held = [ring.rows(cache.length) for ring in cache.rings]
-    for index, (positions, _) in enumerate(held):
+    for index, (ring, (positions, _)) in enumerate(zip(cache.rings, held, strict=True)):
         found[f"positions.{index}"] = positions
+        found.update({f"{name}.{index}": array for name, array in ring.state().items()})
     for layer, group in enumerate(runtime.spec.layer_groups):
         rows = runtime.read_rows(layer, held[group][1])
         dtype = np.float16 if runtime.kv_dtypes[layer] == "float16" else np.float32
@@ -142,22 +143,34 @@ def load(path: Path, bundle: Bundle, runtime: Runtime, pools: Pools) -> Saved:
     described = file.description
     _check_origin(path, described, bundle, runtime)
     tokens = file.read("tokens")
-    firsts = described["firsts"]
     vocab = runtime.spec.vocab_size
     if tokens.ndim != 1 or (len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab):
         raise FormatError(f"{path}: holds tokens that the model has not")
-    session = Session(runtime, pools)
+    pinned = described["pinned"]
+    if not isinstance(pinned, int) or not 0 <= pinned <= 2**31:
+        raise FormatError(f"{path}: has {pinned!r} pinned tokens")
+    session = Session(runtime, pools, pinned=pinned)
     try:
         session.cache.check(len(tokens))
-        session.restore(tokens.tolist(), firsts)
+        session.restore(tokens.tolist(), file.rings())
         exact = _read_rows(file, session)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         session.close()
         raise FormatError(f"{path}: its rows are not those of its tokens ({error})") from error
     except BaseException:
         session.close()
         raise
     return Saved(session, exact and described["runtime"] == runtime.name, described["note"])
+
+
+def _geometry(layout: KvLayout) -> dict[str, Any]:
+    """What has to be the same where a sequence goes on."""
+    return {
+        "policy": layout.policy,
+        "sinks": [ring.sinks for ring in layout.rings],
+        "windows": [ring.window if ring.bounded else None for ring in layout.rings],
+        **policies.find(layout.policy).geometry(layout),
+    }
 
 
 def _read_rows(file: _File, session: Session) -> bool:
@@ -172,13 +185,22 @@ def _read_rows(file: _File, session: Session) -> bool:
         keys, values = (file.read(f"{name}.{layer}") for name in ("keys", "values"))
         exact = exact and (keys.dtype == np.float16) == (runtime.kv_dtypes[layer] == "float16")
         for rows in (keys, values):
-            if rows.ndim != 3 or len(rows) != len(slots) or rows.dtype.kind != "f" or not np.isfinite(rows).all():
+            if rows.ndim != 3 or len(rows) != len(slots) or rows.dtype not in _FLOATS or not _finite(rows):
                 raise ValueError(f"rows of layer {layer}")
         shapes = runtime.read_rows(layer, slots[:0])
         if (keys.shape[1:], values.shape[1:]) != (shapes.keys.shape[1:], shapes.values.shape[1:]):
             raise ValueError(f"rows of layer {layer}")
-        runtime.write_rows(layer, slots, KvRows(keys.astype(np.float32), values.astype(np.float32)))
+        halves = runtime.kv_dtypes[layer] == "float16" and keys.dtype == values.dtype == np.float16
+        runtime.write_rows(
+            layer, slots, KvRows(*(part if halves else part.astype(np.float32) for part in (keys, values)))
+        )
     return exact
+
+
+def _finite(rows: Array) -> bool:
+    if rows.dtype == np.float16:  # by its bits: numpy would make a float32 of each
+        return not ((rows.view(np.uint16) & 0x7C00) == 0x7C00).any()
+    return bool(np.isfinite(rows).all())
 
 
 def _check_origin(path: Path, described: dict[str, Any], bundle: Bundle, runtime: Runtime) -> None:
@@ -186,16 +208,9 @@ def _check_origin(path: Path, described: dict[str, Any], bundle: Bundle, runtime
     layout = runtime.layout
     if described["bundle"] != bundle_sum(bundle):
         raise OptionError(f"{path}: is a session of another bundle than {bundle.path}; open it with its own")
-    here: dict[str, Any] = {
-        "policy": layout.policy,
-        "sinks": [ring.sinks for ring in layout.rings],
-        "windows": [ring.window if ring.bounded else None for ring in layout.rings],
-    }
-    if layout.policy == "sliding":  # the window follows from the context
-        here["context"] = layout.context
-    for name, value in here.items():
-        if described[name] != value:
-            raise OptionError(f"{path}: has {name} {described[name]}, and here it is {value}; open the model alike")
+    for name, value in _geometry(layout).items():
+        if described.get(name) != value:
+            raise OptionError(f"{path}: has {name} {described.get(name)}, and here it is {value}; open the model alike")
     far = np.array([1, 1000], np.int64)
     for kind in bundle.spec.ropes:
         then, now = (rope.rotations(kind, far, context=context) for context in (described["context"], layout.context))
@@ -222,7 +237,7 @@ class _File:
             self.description = texts.parse_json(self.read("session").tobytes())
             if self.description["format"] != FORMAT:
                 raise FormatError(f"{path}: has the format {self.description['format']!r}; known is {FORMAT}")
-            self.description = {**dict.fromkeys(_FIELDS), **self.description}
+            self.description = {**dict.fromkeys(_FIELDS), "pinned": 0, **self.description}
         except (ValueError, TypeError, KeyError) as error:
             raise FormatError(f"{path}: its description is none ({error})") from error
 
@@ -232,5 +247,16 @@ class _File:
             raise FormatError(f"{self.path}: lacks {name}, or has it in another type")
         return self._bytes[info.start : info.stop].view(_DTYPES[info.dtype]).reshape(info.shape)
 
+    def rings(self) -> list[tuple[int, Array, dict[str, Array]]]:
+        """Of each ring its first block, positions, and what else is known of it. Raises ValueError, TypeError."""
+        names = [name.rpartition(".") for name in self._infos if name.count(".") == 1 and not name.startswith(PADDING)]
+        found = []
+        for index, first in enumerate(self.description["firsts"]):
+            own = [name for name, _, number in names if number == str(index) and name not in _LAYER]
+            state = {name: self.read(f"{name}.{index}") for name in own}
+            found.append((int(first), state.pop("positions"), state))
+        return found
 
+
+_LAYER = ("keys", "values")  # tensors that are numbered by layers
 _FIELDS = ("bundle", "runtime", "context", "policy", "sinks", "windows", "firsts", "note")

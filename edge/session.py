@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from edge.errors import EdgeError, InternalError, OptionError
 from edge.kv import Pools
+from edge.kv.cache import SavedRing
 from edge.runtime import Batch, Runtime, Segment, Tap
 
 Want = Literal["none", "last", "all"] | Tap
@@ -36,11 +37,14 @@ class Session:
     unknown: `align` and `reset` then begin anew, and everything else raises InternalError.
     """
 
-    def __init__(self, runtime: Runtime, pools: Pools | None = None) -> None:
-        """`pools` are those of the runtime's other sessions. Raises PoolFullError where all extents are taken."""
+    def __init__(self, runtime: Runtime, pools: Pools | None = None, *, pinned: int = 0) -> None:
+        """`pools` are those of the runtime's other sessions; the first `pinned` tokens are those that stay longest.
+
+        Raises PoolFullError where all extents are taken.
+        """
         self.runtime = runtime
         self.pools = pools or Pools(runtime.layout, extents=runtime.capabilities.extents)
-        self.cache = self.pools.open()
+        self.cache = self.pools.open(pinned)
         self.tokens: list[int] = []
         self._known = True
 
@@ -70,10 +74,10 @@ class Session:
         self._known = True
         return shared
 
-    def restore(self, tokens: Sequence[int], firsts: Sequence[int]) -> None:
+    def restore(self, tokens: Sequence[int], rings: Sequence[SavedRing]) -> None:
         """Take slots for a saved sequence, whose rows the caller then writes. Raises as `Cache.restore` does."""
         self._known = False
-        self.cache.restore(firsts, len(tokens))
+        self.cache.restore(len(tokens), rings)
         self.tokens = list(tokens)
         self._known = True
 
@@ -98,8 +102,14 @@ class Session:
         if not self._known:
             raise InternalError("an interrupt came while this sequence changed; align it with a prompt, or reset it")
 
-    def fork(self, count: int | None = None) -> Session:
+    def goes_on(self, count: int, pinned: int) -> bool:
+        """Whether behind `count` of its tokens all is as it would be in a sequence with so many pinned ones."""
+        return self.known and self.cache.exact_at(count) and self.cache.is_alike(count, pinned)
+
+    def fork(self, count: int | None = None, *, pinned: int | None = None) -> Session:
         """Another sequence with the same first `count` tokens, all by default; the two then go their own ways.
+
+        `pinned` may be other than this one's where `goes_on` says so.
 
         Raises as the constructor does, and OptionError where tokens that a query behind them would see are not held.
         """
@@ -107,7 +117,7 @@ class Session:
         count = len(self.tokens) if count is None else count
         if not self.cache.exact_at(count):
             raise OptionError(f"the sequence no longer holds what a fork behind its first {count} tokens would see")
-        copy = Session(self.runtime, self.pools)
+        copy = Session(self.runtime, self.pools, pinned=self.cache.pinned if pinned is None else pinned)
         copy._known = self._known = False
         for move in self.cache.fork(copy.cache, count):
             self.runtime.move(move)
@@ -118,7 +128,7 @@ class Session:
     def feed(self, tokens: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Run tokens through the model in chunks; the last one's logits, [vocab], or None if there are none.
 
-        Raises PromptTooLongError before any work when the `error` policy cannot take them all.
+        Raises PromptTooLongError before any work when the policy ends the sequence before them.
         """
         self._check_known()
         self.cache.check(len(tokens))

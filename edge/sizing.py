@@ -6,7 +6,7 @@ import sys
 
 from edge.bundle import Bundle
 from edge.errors import OptionError
-from edge.kv import plan_layout, row_bytes
+from edge.kv import plan_layout, policies, row_bytes
 from edge.memory import available_memory, memory_limit
 from edge.options import RuntimeOptions
 from edge.runtime import CHUNK, kept_kv
@@ -22,10 +22,12 @@ def context_of(bundle: Bundle, options: RuntimeOptions) -> int:
 
     Raises OptionError for one beyond what the model was trained for, and where memory does not hold the shortest.
     """
-    most = bundle.spec.context
-    if options.context == "auto":
+    most, policy = bundle.spec.context, policies.find(options.policy)
+    if options.context == "auto" and policy.storage == "memory":
         return _longest(bundle, options)
-    context = options.context or min(most, DEFAULT_CONTEXT)
+    if options.context in (None, "auto"):
+        return most if policy.storage == "file" else min(most, DEFAULT_CONTEXT)
+    context = int(options.context)
     if context > most:
         raise OptionError(f"a context of {context} was asked for and the model was trained for {most}")
     return context
@@ -70,12 +72,12 @@ def kv_bytes(bundle: Bundle, context: int, options: RuntimeOptions, dtypes: list
 def sequences_of(bundle: Bundle, context: int, options: RuntimeOptions) -> int:
     """For how many contexts there is room; by default, within half of what a container leaves beside the weights.
 
-    Windows counts memory when it is reserved, other systems when it is touched.
+    Windows counts memory when it is reserved, other systems when it is touched, and files take their room at once.
     """
     if options.sequences is not None:
         return options.sequences
-    if sys.platform == "win32":
-        return 1
+    if sys.platform == "win32" or policies.find(options.policy).storage == "file":
+        return 1  # shorter conversations share it
     limit = memory_limit()
     if limit is None:
         return DEFAULT_SEQUENCES

@@ -13,14 +13,19 @@ import numpy.typing as npt
 
 from edge import rope
 from edge.decoder import DecoderSpec, RopeSpec
-from edge.kv import KvLayout, Move
+from edge.kv import KvLayout, Move, Storage
+from runtimes import spilled
 
 Array = npt.NDArray[np.float32]
 _ALIGNMENT = 64
 
 
-def _reserve(count: int) -> mmap.mmap:
+def _reserve(count: int, storage: Storage) -> mmap.mmap:
     """Memory that does not count before it is touched, where the system can do that. Raises OSError, OverflowError."""
+    if storage == "file":
+        with spilled.unnamed_file() as file:
+            spilled.take_space(file, count)
+            return mmap.mmap(file.fileno(), count)
     if sys.platform != "linux":
         return mmap.mmap(-1, count)
     no_reserve = 0x4000  # MAP_NORESERVE, which the module has from Python 3.13 on
@@ -52,7 +57,7 @@ class KvPool:
         sizes = [-(-math.prod(shape) * 4 // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
         self.nbytes = sum(sizes)
         try:
-            self._map = _reserve(self.nbytes)
+            self._map = _reserve(self.nbytes, layout.storage)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"{self.nbytes} bytes of keys and values") from error
         starts = np.cumsum([0, *sizes])
@@ -85,7 +90,7 @@ class KvPool:
         keys, values = (self.rings[ring][sequence, index, part, :, row] for part in (0, 1))
         return keys, values
 
-    def put(self, layer: int, slots: npt.NDArray[np.int64], keys: Array, values: Array) -> None:
+    def put(self, layer: int, slots: npt.NDArray[np.int64], keys: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
         """The inverse of `rows`."""
         ring, index = self.layers[layer]
         sequence, row = np.divmod(slots, self._layout.rings[ring].slots)

@@ -35,6 +35,7 @@ from edge.runtime import (
     pick_device,
     pick_kv_dtype,
 )
+from runtimes import spilled
 from runtimes.buffers import KvPool
 
 _NO_LOG = 4  # of ONNX Runtime's severities, beyond errors: fatal
@@ -46,7 +47,7 @@ class OnnxRuntime:
     """A Runtime over one InferenceSession. A call waits for one that runs in another thread, closing too."""
 
     name = "onnx"
-    capabilities = Capabilities(extents=True, batching=False, taps=("hidden",))
+    capabilities = Capabilities(extents=True, batching=False, taps=("hidden",), storage=spilled.STORAGE)
     notes: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, device: str) -> None:

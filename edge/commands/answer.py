@@ -120,8 +120,11 @@ def report(result: Result, options: GenerateOptions, *, stats: bool, when_full: 
 
     `when_full` says what can be done about a context that an answer has filled.
     """
+    if result.dropped_turns:
+        turns = "turn was" if result.dropped_turns == 1 else f"{result.dropped_turns} turns were"
+        terminal.note(f"the context is full: the oldest {turns} not sent")
     if result.dropped_tokens:
-        terminal.note(f"the context is full: the oldest {result.dropped_tokens} tokens have been dropped so far")
+        terminal.note(f"the context is full: {result.policy} has dropped {result.dropped_tokens} tokens so far")
     if result.finish_reason == "length" and result.completion_tokens != options.max_tokens:
         terminal.note(f"the answer was cut: the context is full; {when_full}")
     if result.finish_reason == "loop":
@@ -142,7 +145,7 @@ def describe(result: Result) -> str:
         f"decode {figures.decode_tok_s:.1f} tok/s ({result.completion_tokens} tokens)",
         f"peak memory {'unknown' if peak is None else terminal.megabytes(peak)}",
         f"KV {result.kv_used}/{result.kv_slots}",
-        f"dropped {result.dropped_tokens}",
+        f"dropped {result.dropped_tokens} ({result.policy})",
         f"{describe_sampling(result.sampling)}, seed {result.seed}",
     ]
     return ", ".join(parts)

@@ -1,6 +1,6 @@
 """What was said in a chat: a system prompt and messages in turns, of which the oldest may no longer be sent.
 
-A turn begins with a message of the user and holds all that follows it: answers, calls of tools and their results.
+Turns are those of edge.turns.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edge import turns
 from edge.errors import OptionError
 from edge.messages import prepare
 
@@ -34,7 +35,7 @@ class Conversation:
 
     def drop_oldest(self, turn: Sequence[Message] = ()) -> bool:
         """No longer send the oldest turn; False where there is none besides the one that `turn` belongs to."""
-        begins = [index for index in self._turns() if index > self.first]
+        begins = [index for index in turns.begins(self.messages) if index > self.first]
         fresh = bool(turn) and turn[0]["role"] == "user"
         if not begins and not (fresh and self.sent):
             return False
@@ -48,7 +49,7 @@ class Conversation:
 
     def undo(self) -> int:
         """Take the last turn back; how many messages it had."""
-        begins = self._turns()
+        begins = turns.begins(self.messages)
         start = begins[-1] if begins else 0
         count = len(self.messages) - start
         del self.messages[start:]
@@ -94,7 +95,3 @@ class Conversation:
             system, messages = str(messages[0]["content"]), messages[1:]
         self.clear()
         self.system, self.messages = system, [dict(message) for message in messages]
-
-    def _turns(self) -> list[int]:
-        """Where turns begin."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "user"]

@@ -24,7 +24,8 @@ from edge.commands.complete import (
     among,
 )
 from edge.errors import OptionError, PromptTooLongError
-from edge.kv import KvDtype, Policy
+from edge.kv import KvDtype
+from edge.kv.policies import POLICIES
 from edge.options import Compute, GenerateOptions, KvPlace, RuntimeOptions, WeightForm
 
 if TYPE_CHECKING:
@@ -123,14 +124,16 @@ class Run:
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="error|sliding",
-            help="When the context is full: refuse, or drop the oldest tokens but the first (see --sinks). "
-            "[default: error; a chat drops its oldest turns]",
-            autocompletion=among(["error", "sliding"]),
+            metavar="|".join(POLICIES),
+            help="When the context is full: "
+            + "; ".join(f"{name}: {policy.summary}" for name, policy in POLICIES.items())
+            + ". [default: error; a chat drops its oldest turns]",
+            autocompletion=among([*POLICIES]),
         ),
     ] = None
     sinks: Annotated[
-        int | None, typer.Option(metavar="N", help="First tokens that `sliding` keeps for ever. [default: 4]")
+        int | None,
+        typer.Option(metavar="N", help="First tokens that `sliding` and `evict` keep for ever. [default: 4]"),
     ] = None
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the physical cores]")] = None
     runtime: RuntimeOption = "auto"
@@ -206,13 +209,11 @@ class Run:
         return None if self.system is None else texts.decode_word(self.system)
 
     def _runtime_options(self) -> RuntimeOptions:
-        if self.policy not in (None, "error", "sliding"):
-            raise OptionError(f"policy is {self.policy!r}; it must be error or sliding")
         return RuntimeOptions(
             runtime=self.runtime,
             device=self.device,
             context=given.context(self.context),
-            policy=cast(Policy, self.policy or "error"),
+            policy=self.policy or "error",
             sinks=self.sinks,
             threads=self.threads,
             kv_dtype=cast(KvDtype, self.kv_dtype),

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 
 from edge import texts
 from edge.bundle import MANIFEST
-from edge.bundle_files import SIGNATURE
+from edge.bundle_files import SIGNATURE, SIGNATURE_LIMIT
 from edge.errors import BundleError, NotFoundError, OptionError, StorageError, UnsupportedError
 from edge.files import write_whole
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-_LIMIT = 4096  # bytes of a signature's file
 _SHOWN = 16  # digits of a key's SHA-256 in messages
 
 
@@ -108,7 +107,7 @@ def is_signed(folder: Path) -> bool:
 def _stored(folder: Path) -> tuple[str, bytes]:
     path = folder / SIGNATURE
     try:
-        if path.is_symlink() or path.stat().st_size > _LIMIT:
+        if path.is_symlink() or path.stat().st_size > SIGNATURE_LIMIT:
             raise BundleError(f"{path}: is a link, or larger than a signature can be")
         data = texts.read_json(path)
         return str(data["key"]), base64.b64decode(data["signature"], validate=True)

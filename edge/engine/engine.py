@@ -159,7 +159,7 @@ class Engine:
         while True:
             try:
                 sessions = [other.session for other in running if other.session]
-                answer.session = self.residents.begin(answer.history, sessions)
+                answer.session = self.residents.begin(answer.history, sessions, pinned=answer.request.pinned)
                 break
             except PoolFullError:
                 paused = [other for other in running if other.session and other.paused]

@@ -23,6 +23,7 @@ class BlockPool:
     def __init__(self, blocks: int, *, extent: int | None = None) -> None:
         self.blocks = blocks
         self.free = blocks
+        self.peak = 0  # the most that were ever in use: the system has given them memory
         self._extent = extent
         self._counts = [0] * blocks
 
@@ -39,6 +40,7 @@ class BlockPool:
             block = self._gap(within, spread=self._extent is None)
         self._counts[block] = 1
         self.free -= 1
+        self.peak = max(self.peak, self.blocks - self.free)
         return block
 
     def _gap(self, within: range, *, spread: bool) -> int:

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from edge.errors import OptionError, PoolFullError, PromptTooLongError
+from edge.kv import policies
 from edge.kv.blocks import BlockPool
-from edge.kv.layout import SINK_STEP, KvLayout
-from edge.kv.ring import Move, Ring, RingPlan
+from edge.kv.layout import KvLayout
+from edge.kv.ring import Longs, Move, RingPlan
+
+# Of a ring: the first block of its table, the positions of its rows, and what it knows besides.
+SavedRing = tuple[int, Longs, Mapping[str, npt.NDArray[Any]]]
 
 
 class Pools:
     """The blocks of a runtime, a pool a ring of its layout, and the sequences that have some.
 
     With `extents`, each sequence has blocks of its own, in order: what graphs need that see one array a sequence.
+    `memory` is asked before more blocks of a ring are used than ever before, and raises PoolFullError where the system
+    has no memory for so many.
     """
 
-    def __init__(self, layout: KvLayout, *, extents: bool = False) -> None:
+    def __init__(
+        self, layout: KvLayout, *, extents: bool = False, memory: Callable[[int, int], None] | None = None
+    ) -> None:
         self.layout = layout
         self.extents = extents
+        self.memory = memory
         self.pools = tuple(
             BlockPool(ring.blocks * layout.sequences, extent=ring.blocks if extents else None) for ring in layout.rings
         )
         self._open: weakref.WeakSet[Cache] = weakref.WeakSet()
 
-    def open(self) -> Cache:
-        """A new, empty sequence. Raises PoolFullError where all extents are taken."""
+    def open(self, pinned: int = 0) -> Cache:
+        """A new, empty sequence, whose first `pinned` tokens the policy keeps longest.
+
+        Raises PoolFullError where all extents are taken.
+        """
         number = 0
         if self.extents:
             taken = {cache.number for cache in self._open}
@@ -36,7 +51,7 @@ class Pools:
             number = next(free, -1)
             if number < 0:
                 raise PoolFullError(f"all {self.layout.sequences} sequences of the runtime are in use")
-        cache = Cache(self, number)
+        cache = Cache(self, number, pinned)
         self._open.add(cache)
         return cache
 
@@ -65,23 +80,22 @@ class Cache:
     `commit`. Without the last, the next step takes its place.
     """
 
-    def __init__(self, pools: Pools, number: int) -> None:
-        self.pools, self.number = pools, number
+    def __init__(self, pools: Pools, number: int, pinned: int) -> None:
+        self.pools, self.number, self.pinned = pools, number, pinned
+        self.policy = policies.find(pools.layout.policy)
         self.layout = layout = pools.layout
         self.length = 0
         self.closed = False
         self.rings = tuple(
-            Ring(index, ring, pool, number)
-            for index, (ring, pool) in enumerate(zip(layout.rings, pools.pools, strict=True))
+            self.policy.open(index, ring, pool, number)
+            for index, (ring, pool) in enumerate(zip(self.policy.pin(layout, pinned), pools.pools, strict=True))
         )
-        self._with_sinks = [ring for ring in layout.rings if ring.sinks]
-        # How many tokens last before the first is let go that the model could have seen; None: it bounds every ring.
-        self._lasting = None if all(ring.bounded for ring in layout.rings) else layout.context
+        self._changing = [ring for ring in self.rings if ring.changing]
 
     @property
     def dropped(self) -> int:
         """Tokens that no later query can see although the model could have: 0 under `error`."""
-        return 0 if self._lasting is None else max(0, self.length - self._lasting)
+        return max(ring.dropped(self.length) for ring in self.rings)
 
     @property
     def used(self) -> int:
@@ -89,36 +103,31 @@ class Cache:
         return sum(ring.held(self.length) for ring in self.rings)
 
     def room(self, count: int) -> int:
-        """How many of the next `count` tokens can be planned at once; 0 when the policy is `error` and it is full."""
-        count = min(count, self.layout.chunk)
-        if self.layout.policy == "error":
-            return max(0, min(count, self.layout.context - self.length))
-        return min(count, self._until_sinks_move())
+        """How many of the next `count` tokens can be planned at once; 0 where the policy ends the sequence."""
+        count = min(count, self.layout.chunk, self._until_change())
+        return max(0, min(count, self.layout.context - self.length)) if self.policy.ends else count
 
-    def _until_sinks_move(self) -> int:
-        """How many tokens from here on see the sinks at the same places."""
-        if not self._with_sinks:
-            return sys.maxsize
-        lags = [ring.lag(self.length) for ring in self._with_sinks]
-        return min(SINK_STEP - (lag % SINK_STEP if lag > 0 else lag) for lag in lags)
+    def _until_change(self) -> int:
+        """How many tokens from here on see what comes before them at the same places."""
+        return min((ring.room(self.length) for ring in self._changing), default=sys.maxsize)
 
     def portion(self, left: int) -> int:
         """How many of `left` tokens to plan next: even parts, as a last one of a few tokens costs like a whole one."""
         room = self.room(left)
-        if room < self.layout.chunk or room == self._until_sinks_move():
+        if room < self.layout.chunk or room == self._until_change():
             return room
         return -(-left // -(-left // room))
 
     def check(self, count: int) -> None:
-        """Raise PromptTooLongError, with both numbers, unless `count` more tokens fit the context or it slides."""
-        if self.layout.policy == "error" and self.length + count > self.layout.context:
+        """Raise PromptTooLongError, with both numbers, for more tokens than the policy lets a sequence have."""
+        if self.policy.ends and self.length + count > self.layout.context:
             raise PromptTooLongError(self.length + count, self.layout.context)
 
     def prepare(self, count: int) -> Iterator[Move]:
         """Take the blocks for the next `count` tokens; yields what has to be copied.
 
-        Raises, before anything is taken, PoolFullError where there are not enough free ones, PromptTooLongError under
-        the `error` policy, OptionError when `count` exceeds `room`.
+        Raises, before anything is taken, PoolFullError where there are not enough free ones, PromptTooLongError where
+        the policy ends the sequence, OptionError when `count` exceeds `room`.
         """
         room = self.room(count)
         if not 1 <= count <= room:
@@ -131,6 +140,9 @@ class Cache:
                     f"{needed} blocks of keys and values are needed, and {ring.pool.free} of {ring.pool.blocks} are "
                     "free; run fewer sequences at once, or choose a smaller context"
                 )
+            more = ring.pool.blocks - ring.pool.free + needed - ring.pool.peak
+            if more > 0 and self.pools.memory:
+                self.pools.memory(ring.index, more)
         return self._prepare(count)
 
     def _prepare(self, count: int) -> Iterator[Move]:
@@ -142,7 +154,9 @@ class Cache:
         return StepPlan(self.length, count, tuple(ring.plan(self.length, count) for ring in self.rings))
 
     def commit(self, count: int) -> None:
-        """Keep the first `count` rows of a plan."""
+        """Keep the first `count` rows of a plan, which a forward has run."""
+        for ring in self._changing:
+            ring.commit(self.length, count)
         self.length += count
 
     def rollback(self, length: int) -> bool:
@@ -160,6 +174,16 @@ class Cache:
         """Whether everything that a query at `length` would see is still held."""
         return all(ring.exact_at(length) for ring in self.rings)
 
+    def is_alike(self, length: int, pinned: int) -> bool:
+        """Whether the first `length` tokens would have seen the same with so many pinned ones."""
+        if pinned == self.pinned:
+            return True
+        others = self.policy.pin(self.layout, pinned)
+        return all(
+            ring.layout.bounded or (ring.table.first == 0 and length <= other.window + other.sinks)
+            for ring, other in zip(self.rings, others, strict=True)
+        ) and not any(ring.dropped(length) for ring in self.rings)
+
     def fork(self, other: Cache, length: int) -> Iterator[Move]:
         """Make another, empty sequence of these pools a copy of the first `length` tokens of this one.
 
@@ -172,16 +196,18 @@ class Cache:
             else:
                 ring.share_with(target)
             target.truncate(length)
+            if other.pinned != self.pinned:
+                target.unturn()
         other.length = length
 
-    def restore(self, firsts: Sequence[int], length: int) -> None:
-        """Take blocks for a saved sequence of `length` tokens: of each ring the first block that it held.
+    def restore(self, length: int, saved: Sequence[SavedRing]) -> None:
+        """Take blocks for a saved sequence of `length` tokens.
 
-        Raises PoolFullError, and ValueError for what these rings cannot hold; the sequence is empty then.
+        Raises PoolFullError, and ValueError or KeyError for what these rings cannot hold; the sequence is empty then.
         """
         try:
-            for ring, first in zip(self.rings, firsts, strict=True):
-                ring.restore(first, length)
+            for ring, (first, positions, state) in zip(self.rings, saved, strict=True):
+                ring.restore(first, length, positions, state)
         except BaseException:
             self.reset()
             raise

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from edge.decoder import DecoderSpec
 from edge.errors import OptionError
 from edge.layers import KvSpec
 
-Policy = Literal["error", "sliding"]
 KvDtype = Literal["auto", "float32", "float16", "int8"]
+Storage = Literal["memory", "file"]
 BLOCK = 64  # slots of a block: four lines of 16 slots, which attention reads at a time
 SINK_STEP = 64
 
@@ -59,43 +58,18 @@ class RingLayout:
 class KvLayout:
     """The rings of a sequence (in the order of `DecoderSpec.kv_groups`), and for how many sequences pools have room.
 
-    `context` is what the planner promises, `chunk` the most new tokens of a sequence in one forward.
+    context  tokens that the policy promises room for: a query and what it sees are never further apart
+    chunk    the most new tokens of a sequence in one forward
+    policy   a name of `edge.kv.policies.POLICIES`
+    storage  where keys and values lie: in memory, or in a file that the system maps into it
     """
 
     rings: tuple[RingLayout, ...]
     context: int
     chunk: int
     sequences: int = 1
-    policy: Policy = "error"
-
-
-def plan_layout(
-    spec: DecoderSpec, context: int, *, chunk: int = 256, sinks: int = 0, sequences: int = 1, policy: Policy = "error"
-) -> KvLayout:
-    """Rings for a context: a layer of window W needs W slots and a chunk's worth of slack, others the whole context.
-
-    Raises OptionError when the sinks leave no room for a window, or are kept by another policy than `sliding`.
-    """
-    if policy not in get_args(Policy):
-        raise OptionError(f"unknown context policy {policy!r}; known are {', '.join(get_args(Policy))}")
-    if not 1 <= context <= 2**31 or chunk < 1 or sequences < 1:
-        raise OptionError(f"context {context}, chunk {chunk} and sequences {sequences} must be positive")
-    if not 0 <= sinks < context:
-        raise OptionError(f"{sinks} sinks do not fit a context of {context}")
-    if sinks and policy == "error":
-        raise OptionError("sinks are kept only by the sliding policy; choose it or leave out the sinks")
-    chunk = min(chunk, context - sinks)
-    whole = -(-context // BLOCK)
-    rings = []
-    for kv in spec.kv_groups:
-        bounded = kv.window is not None and kv.window < context
-        window = kv.window if kv.window is not None and bounded else context - sinks
-        # Queries of a chunk see window + chunk - 1 positions together, from anywhere in a block on.
-        needed = (window + chunk - 3) // BLOCK + 2
-        kept = 0 if bounded else sinks
-        blocks = min(needed, whole) if policy == "error" else needed + 2 * -(-kept // BLOCK)
-        rings.append(RingLayout(blocks, window, kept, bounded))
-    return KvLayout(tuple(rings), context, chunk, sequences, policy)
+    policy: str = "error"
+    storage: Storage = "memory"
 
 
 # How numbers are kept: dtype → (bytes of a number, bytes of the scale that each head's key and each value then have).

@@ -12,15 +12,16 @@ is a rule of the position alone; `Cache.room` ends a chunk where it changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge.errors import PoolFullError
 from edge.kv.blocks import NONE, BlockPool, Table
-from edge.kv.layout import BLOCK, RingLayout
+from edge.kv.layout import BLOCK, SINK_STEP, RingLayout
 
 Longs = npt.NDArray[np.int64]
 
@@ -43,12 +44,22 @@ def unroll(runs: Longs) -> tuple[Longs, Longs]:
     return np.repeat(runs[:, 0], counts) + inside, np.repeat(runs[:, 1], counts) + inside
 
 
+def runs_of(firsts: Longs, seconds: Longs) -> Longs:
+    """Runs (first, second, count) of pairs, int64 [n, 3]: those that follow one another in both belong together."""
+    breaks = np.flatnonzero((np.diff(firsts) != 1) | (np.diff(seconds) != 1)) + 1
+    starts = np.concatenate([np.zeros(min(1, len(firsts)), np.int64), breaks])
+    counts = np.diff(np.append(starts, len(firsts)))
+    return np.stack([firsts[starts], seconds[starts], counts], axis=1)
+
+
 @dataclass(frozen=True, slots=True)
 class RingPlan:
     """What the queries of a chunk attend to in one ring: `count` new tokens from position `start` on.
 
-    runs    int64 [n, 3]  (position, slot, count) of what any of the queries sees, the new rows included, ascending
-    sinks   the first positions that are seen whatever the window
+    runs       int64 [n, 3]  (position, slot, count) of what any of the queries sees, the new rows included, ascending
+    sinks      the first positions that are seen whatever the window
+    attention  where it is wanted, float32 [count, rows of the runs], zeros: the backend adds how much of its attention
+               each query pays to each row, over all heads and layers of the ring
     """
 
     start: int
@@ -56,6 +67,7 @@ class RingPlan:
     runs: Longs
     window: int
     sinks: int
+    attention: npt.NDArray[np.float32] | None = None
 
     @property
     def positions(self) -> Longs:
@@ -79,10 +91,14 @@ class RingPlan:
 
 
 class Ring:
-    """The blocks of one sequence in one pool. `index` is the ring's, `owner` the sequence's extent, if it has one."""
+    """The blocks of one sequence in one pool. `index` is the ring's, `owner` the sequence's extent, if it has one.
+
+    changing  what is seen of what came before changes at some positions: `room` and `commit` matter
+    """
 
     def __init__(self, index: int, layout: RingLayout, pool: BlockPool, owner: int) -> None:
         self.index, self.layout, self.pool, self.owner = index, layout, pool, owner
+        self.changing = layout.sinks > 0
         self.table = Table()
         self.sinks: list[int] = []  # blocks of the sinks as they were written, once the table has dropped them
         self.moved: list[int] = []  # those of the rotated copy, and how far it is rotated
@@ -92,6 +108,15 @@ class Ring:
         """How many of the first `length` positions still lie in the ring."""
         kept = min(self.layout.sinks, length) if self.sinks else 0
         return max(0, length - self.table.first * BLOCK) + kept
+
+    def dropped(self, length: int) -> int:
+        """How many of the first `length` positions no later query sees although the model could have."""
+        return 0 if self.layout.bounded else max(0, length - self.layout.window - self.layout.sinks)
+
+    def room(self, length: int) -> int:
+        """How many tokens from `length` on one chunk can have: those that see the sinks at the same places."""
+        lag = self.layout.lag(length)
+        return SINK_STEP - (lag % SINK_STEP if lag > 0 else lag)
 
     def need(self, start: int, count: int) -> int:
         """Make room by dropping the oldest blocks, and say how many free blocks a step then takes from the pool."""
@@ -161,28 +186,38 @@ class Ring:
             runs[:0] = [(i * BLOCK, block * BLOCK, min(BLOCK, first - i * BLOCK)) for i, block in enumerate(blocks)]
         return RingPlan(start, count, np.array(runs, np.int64).reshape(-1, 3), layout.window, layout.sinks)
 
+    def commit(self, start: int, count: int) -> None:
+        """The first `count` rows of the latest plan are kept."""
+
     def rows(self, length: int) -> tuple[Longs, Longs]:
         """(position, slot) of every token below `length` that is held as it was written, int64 [rows] each."""
         kept = ((i * BLOCK, block * BLOCK) for i, block in enumerate(self.sinks))
         runs = [(at, slot, min(BLOCK, self.layout.sinks - at)) for at, slot in kept]
         return unroll(np.array(runs + self.table.runs(0, length), np.int64).reshape(-1, 3))
 
-    def restore(self, first: int, length: int) -> None:
-        """Take blocks for what `rows` gave: `first` is the table's first block.
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """What is known besides the rows."""
+        return {}
 
-        Raises PoolFullError, and ValueError for what no ring of this layout holds.
+    def restore(self, first: int, length: int, positions: Longs, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Take blocks for rows at `positions`, which `rows` gave, with what `state` gave; `first` is the table's first.
+
+        Raises PoolFullError, ValueError or KeyError for what no ring of this layout holds.
         """
         blocks = -(-length // BLOCK) - first
         if not (0 <= first * BLOCK <= self.layout.oldest(length) and 0 <= blocks <= self.layout.window_blocks):
             raise ValueError(f"blocks from {first} on for {length} tokens")
         kept = min(first, self.layout.sink_blocks)
-        if blocks + kept > self.pool.free:
-            raise PoolFullError(f"{blocks + kept} blocks of keys and values are needed, and {self.pool.free} are free")
+        self._check_free(blocks + kept)
         self.table = Table(first)
         for _ in range(kept):
             self.sinks.append(self._take())
         for _ in range(blocks):
             self.table.append(self._take())
+
+    def _check_free(self, count: int) -> None:
+        if count > self.pool.free:
+            raise PoolFullError(f"{count} blocks of keys and values are needed, and {self.pool.free} are free")
 
     def exact_at(self, length: int) -> bool:
         """Whether everything that a query at `length` would see is still held."""
@@ -195,9 +230,13 @@ class Ring:
         while self.table.end > max(self.table.first, -(-length // BLOCK)):
             self.pool.release(self.table.pop())
         if length < self.layout.sinks:  # others will be written there
-            for block in self.moved:
-                self.pool.release(block)
-            self.moved, self.shift = [], 0
+            self.unturn()
+
+    def unturn(self) -> None:
+        """Let go of the sinks' rotated copy."""
+        for block in self.moved:
+            self.pool.release(block)
+        self.moved, self.shift = [], 0
 
     def blocks(self) -> list[int]:
         """All blocks that this ring refers to."""

@@ -22,7 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import OpenerDirector, Request
 
-from edge.errors import OptionError, UserError
+from edge.errors import NotFoundError, OptionError, UserError
 from edge.progress import Progress, report_transfer
 from edge.sources.addresses import is_offline, shown, split_credentials
 from edge.sources.proxies import opener
@@ -33,6 +33,7 @@ _WAIT_S = 0.5  # before the second of them; doubled each time
 _TIMEOUT_S = 60.0
 _READ_BYTES = 1 << 20
 _PAGES = ("text/html", "application/xhtml+xml")
+_ABSENT = (404, 410)
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)")
 
@@ -61,8 +62,8 @@ class _NoNetworkError(Exception):
 def download(url: str, path: Path, expected: Expected, progress: Progress) -> None:
     """Fetch a URL into `path`, whose folder exists. An earlier `.partial` of it is gone on with where that is safe.
 
-    Raises UserError when the server refuses, breaks off for good, or delivers another file (of which nothing stays);
-    OSError when the file system does.
+    Raises NotFoundError where the server has no such file, UserError when it refuses, breaks off for good, or delivers
+    another file (of which nothing stays), OSError when the file system does.
     """
     if not url.startswith(("http://", "https://")):
         raise OptionError(f"{shown(url)}: only http and https addresses can be downloaded")
@@ -159,7 +160,8 @@ def _refused(url: str, error: HTTPError, partial: _PartialFile, expected: Expect
         return False, "the server has no more bytes and does not call the file whole"
     if error.code in _PASSING:
         return False, f"the server answered {error.code} {error.reason}"
-    raise UserError(f"{shown(url)}: the server answered {error.code} {error.reason}")
+    kind = NotFoundError if error.code in _ABSENT else UserError
+    raise kind(f"{shown(url)}: the server answered {error.code} {error.reason}")
 
 
 def _take(answer: Any, partial: _PartialFile, offset: int, expected: Expected, progress: Progress) -> tuple[bool, str]:

@@ -32,7 +32,7 @@ from edge.ops import (
 )
 from exporters import threads
 from exporters.reference import attention, experts, rows
-from exporters.reference.state import Array, Kept, Positions, Reader, Step, Visibility, WeightCache
+from exporters.reference.state import Array, Kept, Positions, Reader, Step, Told, Visibility, WeightCache
 
 __all__ = ["KEEP_LIMIT", "Array", "Observer", "Reader", "Reference", "Visibility"]
 
@@ -71,17 +71,29 @@ class Reference:
         self._context = context
         self._weights = WeightCache(read, keep=graph.parameters <= KEEP_LIMIT if keep is None else keep)
         self._visible = visible or self._by_window
+        self._told: Told | None = None
         self.reset()
 
     def reset(self) -> None:
         self._length = 0
         self._kept: dict[str, Kept] = {}
 
-    def run(self, tokens: Sequence[int], *, last: bool = False, observe: Observer | None = None) -> Array:
-        """Logits of the new tokens, [tokens, vocab], or of the last one alone, [1, vocab]."""
+    def run(
+        self,
+        tokens: Sequence[int],
+        *,
+        last: bool = False,
+        observe: Observer | None = None,
+        attention: Told | None = None,
+    ) -> Array:
+        """Logits of the new tokens, [tokens, vocab], or of the last one alone, [1, vocab].
+
+        `attention` is told, layer by layer, how much of it each new token pays to every token.
+        """
         ids = np.asarray(tokens, np.int64)
         positions = np.arange(self._length, self._length + len(ids), dtype=np.int64)
         with threads.pool() as self._weights.pool:
+            self._told = attention
             logits = self._run(ids, positions, last=last, observe=observe)
         self._length += len(ids)
         return logits
@@ -108,7 +120,7 @@ class Reference:
         evaluator = EVALUATORS.get(type(op.attrs))
         if evaluator is None:
             raise UnsupportedError(f"the reference does not know op kind {op.kind!r} ({op.output})")
-        step = Step(self.graph.spec, self._weights, positions, self._kept, self._visible, self._context)
+        step = Step(self.graph.spec, self._weights, positions, self._kept, self._visible, self._context, self._told)
         return evaluator(step, op.attrs, inputs)
 
     def _by_window(self, group: int, query: Positions, key: Positions) -> np.ndarray:

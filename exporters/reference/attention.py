@@ -33,13 +33,19 @@ def attend(step: Step, attrs: Attention, inputs: Sequence[Array]) -> Array:
     shared = attrs.heads // attrs.kv_heads
     queries = q.reshape(len(q), attrs.kv_heads, shared, attrs.dim).transpose(1, 2, 0, 3)
     out = np.empty_like(queries)  # [kv_heads, shared, n, dim]
+    paid = np.zeros(seen.shape, np.float32)
     block = max(1, _SCORES // (shared * seen.size))
     for start in range(0, attrs.kv_heads, block):
         part = slice(start, start + block)
         scores = (queries[part] @ keys[:, part].transpose(1, 2, 0)[:, None]) * np.float32(attrs.scale)
         if attrs.softcap:
             scores = np.float32(attrs.softcap) * np.tanh(scores / np.float32(attrs.softcap))
-        out[part] = _softmax(scores, seen) @ values[:, part].transpose(1, 0, 2)[:, None]
+        weights = _softmax(scores, seen)
+        out[part] = weights @ values[:, part].transpose(1, 0, 2)[:, None]
+        if step.told:
+            paid += weights.sum(axis=(0, 1))
+    if step.told:
+        step.told(attrs.layer, paid)
     return out.transpose(2, 0, 1, 3).reshape(len(q), -1)
 
 
@@ -52,10 +58,15 @@ def attend_latents(step: Step, attrs: LatentAttention, inputs: Sequence[Array]) 
     count, heads = len(latent), attrs.heads
     nope, rotated = q_nope.reshape(count, heads, attrs.nope_dim), q_rope.reshape(count, heads, attrs.rope_dim)
     out = np.empty((count, heads, attrs.value_dim), np.float32)
+    paid = np.zeros(seen.shape, np.float32)
     for head in range(heads):
         keys = latents @ step.weights.member(attrs.key_up, head)
         scores = (nope[:, head] @ keys.T + rotated[:, head] @ shared.T) * np.float32(attrs.scale)
-        out[:, head] = _softmax(scores, seen) @ (latents @ step.weights.member(attrs.value_up, head).T)
+        weights = _softmax(scores, seen)
+        out[:, head] = weights @ (latents @ step.weights.member(attrs.value_up, head).T)
+        paid += weights
+    if step.told:
+        step.told(attrs.layer, paid)
     return out.reshape(count, -1)
 
 

@@ -20,6 +20,8 @@ _PRODUCTS = 1 << 25  # multiplications that a thread does at a time
 
 # Rows start…stop of a weight as float32.
 Reader = Callable[[str, int, int | None], Array]
+# (layer, attention of each new token to every kept one, summed over heads, [new, kept]).
+Told = Callable[[int, Array], None]
 # (KV group, query positions, key positions) → who sees whom, [queries, keys].
 Visibility = Callable[[int, Positions, Positions], npt.NDArray[np.bool_]]
 
@@ -107,6 +109,7 @@ class Step:
     kept: dict[str, Kept]
     visible: Visibility
     context: int
+    told: Told | None = None
 
     def angles(self, index: int) -> rope.Angles:
         return rope.angles(self.spec.ropes[index], self.positions, context=self.context)

@@ -15,11 +15,12 @@ from edge import rope
 from edge.bundle import Bundle
 from edge.cores import physical_cores
 from edge.errors import BundleError, ClosedError, InternalError, NumericsError, OptionError
-from edge.kv import KvLayout, Move
+from edge.kv import KvLayout, Move, StepPlan
 from edge.layers import Attention, Gqa, Mla
 from edge.lifecycle import compiled
 from edge.options import RuntimeOptions
 from edge.runtime import Batch, Capabilities, KvRows, Segment, check_finite, check_tap, pick_kv_dtype
+from runtimes import spilled
 from runtimes.kv_dtypes import kv_dtypes
 from runtimes.native import precision
 from runtimes.native.builder import build
@@ -41,7 +42,7 @@ class NativeRuntime:
 
     name = "native"
     device = "cpu"
-    capabilities = Capabilities(extents=False, batching=True, taps=("hidden",))
+    capabilities = Capabilities(extents=False, batching=True, taps=("hidden",), attention=True, storage=spilled.STORAGE)
     notes: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, layout: KvLayout, options: RuntimeOptions, kernels: str) -> None:
@@ -75,7 +76,13 @@ class NativeRuntime:
     def _forward(self, segments: Sequence[Segment], *, hidden: bool) -> list[Float]:
         tokens = _tokens(segments, self.spec.vocab_size)
         plans = [segment.plan for segment in segments]
-        rows = np.array([[plan.count, plan.start, *[ring.sinks for ring in plan.rings]] for plan in plans], np.int64)
+        rows = np.array([_row(plan) for plan in plans], np.int64)
+        attention = [
+            (index, number, ring.attention)
+            for index, plan in enumerate(plans)
+            for number, ring in enumerate(plan.rings)
+            if ring.attention is not None
+        ]
         runs = [[ring.runs for ring in plan.rings] for plan in plans]
         # Hidden states, too, are of wanted rows alone.
         counts = [plan.count if hidden else segment.logit_rows for plan, segment in zip(plans, segments, strict=True)]
@@ -86,7 +93,7 @@ class NativeRuntime:
         angles = self._angles_of(segments)
 
         def run(engine: Engine) -> None:
-            engine.forward(tokens, rows, runs, angles, wanted, logits)
+            engine.forward(tokens, rows, runs, angles, wanted, logits, attention)
             if hidden:
                 engine.read(self._program.hidden, states)
 
@@ -123,13 +130,19 @@ class NativeRuntime:
 
     def read_rows(self, layer: int, slots: Longs) -> KvRows:
         heads, key_dim, value_dim = _kept(self.spec.layers[layer].attention).values()
-        keys = np.empty((len(slots), heads, key_dim), np.float32)
-        values = np.empty((len(slots), heads, value_dim), np.float32)
+        halves = self.kv_dtypes[layer] == "float16"
+        dtype = np.uint16 if halves else np.float32
+        keys, values = (np.empty((len(slots), heads, dim), dtype) for dim in (key_dim, value_dim))
         self._use(lambda engine: engine.read_rows(layer, slots.tolist(), keys, values))
-        return KvRows(keys, values)
+        return KvRows(keys.view(np.float16), values.view(np.float16)) if halves else KvRows(keys, values)
 
     def write_rows(self, layer: int, slots: Longs, rows: KvRows) -> None:
-        self._use(lambda engine: engine.write_rows(layer, slots.tolist(), rows.keys, rows.values))
+        halves = self.kv_dtypes[layer] == "float16" and rows.keys.dtype == np.float16
+        keys, values = (
+            np.ascontiguousarray(part).view(np.uint16) if halves else np.ascontiguousarray(part, np.float32)
+            for part in (rows.keys, rows.values)
+        )
+        self._use(lambda engine: engine.write_rows(layer, slots.tolist(), keys, values))
 
     def close(self) -> None:
         if os.getpid() != self._process:  # another thread may have held the lock when the process was copied
@@ -172,6 +185,14 @@ class _EnoughMemory:
 _enough_memory = _EnoughMemory()
 
 
+def _row(plan: StepPlan) -> list[int]:
+    """Of a segment what the engine's table of them has: count, first position, window and sinks of each ring."""
+    row = [plan.count, plan.start]
+    for ring in plan.rings:
+        row += (ring.window, ring.sinks)
+    return row
+
+
 def _tokens(segments: Sequence[Segment], vocab_size: int) -> npt.NDArray[np.int32]:
     """The tokens of all segments. Raises OptionError for one outside the vocabulary, before a cast could wrap it."""
     tokens = segments[0].tokens if len(segments) == 1 else np.concatenate([segment.tokens for segment in segments])
@@ -200,8 +221,14 @@ def _make_engine(
 
     vectors = [bundle.weights.read(vector.name) + np.float32(vector.offset) for vector in program.vectors]
     wanted = wanted_kv(bundle, options)
+    tables = {**program.tables(), **_kv_tables(bundle, layout, wanted)}
     try:
-        return _native.Engine({**program.tables(), **_kv_tables(bundle, layout, wanted)}, vectors, kernels, threads)
+        if layout.storage == "memory":
+            return _native.Engine(tables, vectors, kernels, threads)
+        with spilled.unnamed_file() as file:
+            engine = _native.Engine(tables, vectors, kernels, threads, file.fileno())
+            spilled.take_space(file, engine.kv_bytes)
+            return engine
     except ValueError as error:
         raise BundleError(f"{bundle.path}: the native engine refuses it: {error}") from error
     except MemoryError as error:

@@ -138,11 +138,11 @@ class _Inputs:
         """The step of what is in these buffers. Its masks are computed here, so that a replayed one has its own."""
         count = self.shape.sequences
         sizes = [count, count, *(size for n in self.shape.lengths for size in (count, count * n, count * n))]
-        tokens, positions, *others = torch.split(self._integers, sizes)
+        tokens, _, *others = torch.split(self._integers, sizes)
         rings = []
-        for index, (length, layout) in enumerate(zip(self.shape.lengths, self._layout.rings, strict=True)):
+        for index, length in enumerate(self.shape.lengths):
             writes, slots, held = others[3 * index : 3 * index + 3]
-            mask = visible(positions[:, None], held.view(count, length), layout.window, layout.sinks)[:, None]
+            mask = (held >= 0).view(count, 1, length)  # a lone query sees all that its plan names
             rings.append(RingStep(writes, (View(0, count, count, slots.view(count, length), mask),)))
         halves = torch.split(self._angles, [count * n for n in self._pairs for _ in range(2)])
         pairs = (

@@ -279,7 +279,7 @@ def test_a_bundle_below_an_address_is_fetched_file_by_file(tmp_path: Path) -> No
             file.name: file.read_bytes() for file in bundle.path.iterdir()
         }
         count = len(seen)
-        assert count == len(bundle.manifest.files) + 1
+        assert count == len(bundle.manifest.files) + 2  # and was asked for a signature
         (path / "tokenizer.json").write_bytes(b"damaged")
         fetch(model)
         assert [requested for requested, _ in seen[count:]] == ["/demo.dsedge/tokenizer.json"]
@@ -302,8 +302,24 @@ def test_a_manifest_from_the_network_cannot_write_elsewhere(tmp_path: Path, name
     with serving(answer) as (url, seen):
         with pytest.raises(NotFoundError, match=r"leaves the bundle|unfinished downloads"):
             fetch(entry(Url(url), form="bundle"))
-        assert len(seen) == 1
+        assert [path for path, _ in seen] == ["/manifest.sig", "/manifest.json"]
     assert list(tmp_path.rglob("*evil*")) == []
+
+
+def test_a_signature_comes_with_its_bundle(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "site" / "demo.dsedge", ["hi"])
+    (bundle.path / "manifest.sig").write_bytes(b"a signature")
+    with serving(folder_server(tmp_path / "site")) as (url, _):
+        path = fetch(entry(Url(f"{url}/demo.dsedge"), form="bundle"))
+        assert (path / "manifest.sig").read_bytes() == b"a signature"
+        shutil.rmtree(bundle.path)
+        write_bundle(bundle.path, ["changed, and not signed"])
+        path = fetch(entry(Url(f"{url}/demo.dsedge"), form="bundle"))
+        assert not (path / "manifest.sig").exists()
+        (bundle.path / "manifest.sig").write_bytes(bytes(5000))
+        shutil.rmtree(tmp_path / "cache")
+        with pytest.raises(NotFoundError, match="4096"):
+            fetch(entry(Url(f"{url}/demo.dsedge"), form="bundle"))
 
 
 def test_two_processes_do_not_write_one_file(model: Model, tmp_path: Path) -> None:

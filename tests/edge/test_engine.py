@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Answers
-from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, multiple, precondition, rule
 
+from edge import saving
 from edge.bundle import Bundle
 from edge.engine import Answer, Engine
-from edge.errors import NumericsError, OptionError, PromptTooLongError
+from edge.errors import NumericsError, OptionError, PoolFullError, PromptTooLongError
 from edge.kv import plan_layout
 from edge.options import GenerateOptions
 from edge.results import Request
 from edge.runtime import Batch, Capabilities, Segment
 from edge.sampling import Sampler
 from runtimes.scripted import ScriptedRuntime, write_bundle
+from tests.edge import slow_policies
+from tests.edge.slow_policies import Sliding, next_of
 
 VOCAB, END = 260, 256
 
@@ -30,7 +35,7 @@ class Hash(ScriptedRuntime):
 
     def __init__(self, bundle: Bundle, *, extents: bool = False, failing: int = -1, **layout: Any) -> None:
         super().__init__(bundle, plan_layout(bundle.spec, **layout))
-        self.capabilities = Capabilities(extents=extents, batching=True)  # type: ignore[misc]
+        self.capabilities = Capabilities(extents=extents, batching=True, attention=True)  # type: ignore[misc]
         self.failing = failing  # a token whose sequence's forwards fail
         self.rows = self.head_rows = 0
         self.most = 0
@@ -49,20 +54,9 @@ class Hash(ScriptedRuntime):
         return next_of(self.seen(segment))
 
 
-def next_of(seen: list[int]) -> int:
-    total = 0
-    for token in seen:
-        total = (total * 31 + token + 1) % 1_000_003
-    return total % 50
-
-
 def alone(prompt: list[int], count: int, window: int, sinks: int = 0) -> list[int]:
-    """What a prompt gets from such a model by itself: by lists."""
-    tokens = list(prompt)
-    for _ in range(count):
-        first = max(0, len(tokens) - window)
-        tokens.append(next_of(tokens[: min(sinks, first)] + tokens[first:]))
-    return tokens[len(prompt) :]
+    """What a prompt gets from such a model by itself."""
+    return slow_policies.alone(prompt, count, Sliding(window, sinks))
 
 
 @pytest.fixture(scope="module")
@@ -244,43 +238,64 @@ def test_seeds_give_the_same_draws_beside_others(bundle: Bundle) -> None:
 class Talk:
     prompt: list[int]
     count: int
+    pinned: int
     answer: Answer
-    read: int = 0
-    tokens: list[int] = field(default_factory=list)
+    expected: list[int] | None = None
 
 
 class Engines(RuleBasedStateMachine):
-    """Answers are added, read or not, aborted, and continued, in a pool too small for all of them."""
+    """Answers are added, read or not, aborted, continued, saved and loaded, in a pool too small for all of them, while
+    memory runs out and comes back. Each gets what its prompt gets alone."""
 
     talks = Answers("talks")
+    files = Answers("files")
     made: Bundle
+    folder: Path
 
     @initialize(
-        extents=st.booleans(), sliding=st.booleans(), sinks=st.sampled_from([0, 3]), chunk=st.sampled_from([1, 16, 70]),
-        sequences=st.integers(1, 3),
+        extents=st.booleans(), policy=st.sampled_from(["error", "sliding", "evict"]), sinks=st.sampled_from([0, 3]),
+        chunk=st.sampled_from([1, 16, 70]), sequences=st.integers(1, 3),
     )  # fmt: skip
-    def open_engine(self, extents: bool, sliding: bool, sinks: int, chunk: int, sequences: int) -> None:
-        self.sinks = sinks if sliding else 0
-        self.context = 90
+    def open_engine(self, extents: bool, policy: str, sinks: int, chunk: int, sequences: int) -> None:
+        self.policy, self.sinks = policy, 0 if policy == "error" else sinks
+        self.context = 256 if policy == "evict" else 90
         self.runtime = Hash(
-            self.made, extents=extents, context=self.context, chunk=chunk, sequences=sequences, sinks=self.sinks,
-            policy="sliding" if sliding else "error",
+            self.made, extents=extents and policy != "evict", context=self.context, chunk=chunk, sequences=sequences,
+            sinks=self.sinks, policy=policy,
         )  # fmt: skip
-        self.sliding = sliding
         self.engine = Engine(self.runtime)
+        self.starved = self.were_starved = False
+        self.engine.residents.pools.memory = self.memory
         self.open: list[Talk] = []
 
+    def memory(self, ring: int, blocks: int) -> None:
+        if self.starved:
+            raise PoolFullError("no memory")
+
+    @rule(starved=st.booleans())
+    def memory_runs_out_or_comes_back(self, starved: bool) -> None:
+        self.starved = starved
+        self.were_starved |= starved
+
     @rule(
-        target=talks, start=st.integers(0, 2), length=st.integers(1, 250), count=st.integers(1, 40), paced=st.booleans()
-    )
-    def ask(self, start: int, length: int, count: int, paced: bool) -> Talk:
-        prompt = ids(start, length)
-        if not self.sliding:
+        target=talks, start=st.integers(0, 2), length=st.integers(1, 250), count=st.integers(1, 40),
+        paced=st.booleans(), pinned=st.sampled_from([0, 20]),
+    )  # fmt: skip
+    def ask(self, start: int, length: int, count: int, paced: bool, pinned: int) -> Talk:
+        return self._ask(ids(start, length + 100 * (self.policy == "evict")), count, paced, pinned)
+
+    def _ask(self, prompt: list[int], count: int, paced: bool, pinned: int) -> Talk:
+        if self.policy == "error":
             prompt = prompt[: self.context - 5]
             count = min(count, self.context - len(prompt) + 1)
-        talk = Talk(prompt, count, add(self.engine, prompt, count, paced=paced))
+        asked = replace(request(prompt, count), pinned=pinned)
+        talk = Talk(prompt, count, pinned, self.engine.add(asked, Sampler(asked.options, VOCAB), paced=paced))
         self.open.append(talk)
         return talk
+
+    @rule(target=talks, talk=talks, count=st.integers(1, 40))
+    def go_on(self, talk: Talk, count: int) -> Talk:
+        return self._ask([*talk.prompt, *talk.answer.tokens, 7, 8], count, False, talk.pinned)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
@@ -298,6 +313,27 @@ class Engines(RuleBasedStateMachine):
         if talk.answer.end is None:
             self.engine.abort(talk.answer.number)
 
+    @rule(target=files, talk=talks)
+    def save(self, talk: Talk) -> Any:
+        self.engine.settle()
+        session = self.engine.residents.find(talk.prompt)
+        if session is None:
+            return multiple()
+        path = self.folder / f"{len(os.listdir(self.folder))}"
+        saving.save(path, self.made, session, session.tokens)
+        return path
+
+    @rule(path=files)
+    def load(self, path: Path) -> None:
+        self.engine.settle()
+        residents = self.engine.residents
+        try:
+            found = saving.load(path, self.made, self.runtime, residents.pools)
+        except PoolFullError:
+            return
+        assert (found.session.tokens, found.exact) == (found.note, True)
+        residents.keep(found.session)
+
     @precondition(lambda self: hasattr(self, "engine"))
     @rule()
     def all_that_is_read_comes_to_its_end(self) -> None:
@@ -313,16 +349,23 @@ class Engines(RuleBasedStateMachine):
         assert pool.free == pool.blocks - len(used)
 
     def check(self, talk: Talk) -> None:
-        window = self.context - self.sinks
         found = talk.answer.tokens
-        assert found == alone(talk.prompt, len(found), window, self.sinks)
+        if talk.expected is None:
+            talk.expected = slow_policies.alone(talk.prompt, talk.count, self.slow(talk.pinned))
+        assert found == talk.expected[: len(found)]
         assert len(found) <= talk.count
-        assert not talk.answer.end or talk.answer.end.error is None
+        error = talk.answer.end.error if talk.answer.end else None
+        assert error is None or (self.were_starved and isinstance(error, PoolFullError))
+
+    def slow(self, pinned: int) -> slow_policies.Slow:
+        if self.policy == "evict":
+            return slow_policies.Evicting(4, max(self.sinks, pinned))
+        return slow_policies.pinned(self.context, self.sinks, pinned if self.policy == "sliding" else 0)
 
 
 @pytest.mark.parametrize("examples", [60])
-def test_engines(examples: int, bundle: Bundle) -> None:
+def test_engines(examples: int, bundle: Bundle, tmp_path: Path) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    machine = type("Machine", (Engines,), {"made": bundle})
+    machine = type("Machine", (Engines,), {"made": bundle, "folder": tmp_path})
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None))

@@ -229,7 +229,7 @@ def _program(data: bytes, folder: Path) -> None:
         engine = _native.Engine(tables, vectors, "portable", 1)
         angles = [(np.ones((2, rope["pairs"]), np.float32),) * 2 for rope in tables["ropes"]]
         runs = [[np.array([[0, 0, 5]])] * len(tables["rings"])]  # three positions from slot 0 on, and the two new ones
-        segment = np.array([[2, 3, *[2] * len(tables["rings"])]])
+        segment = np.array([[2, 3, *[16, 2] * len(tables["rings"])]])
         logits = np.empty((2, tables["buffers"][0]["width"]), np.float32)
         tokens, wanted = np.array([1, 5], np.int32), np.arange(2)
         engine.forward(tokens, segment, runs, angles, wanted, logits)

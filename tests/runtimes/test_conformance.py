@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
@@ -18,7 +19,15 @@ import pytest
 import edge
 from edge import artefacts, coreml_interface, saving
 from edge.bundle import Bundle
-from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, PoolFullError, UnsupportedError
+from edge.errors import (
+    ClosedError,
+    DeviceError,
+    NumericsError,
+    OptionError,
+    PoolFullError,
+    PromptTooLongError,
+    UnsupportedError,
+)
 from edge.kv import BLOCK, KvLayout, Move, Pools, plan_layout
 from edge.ops import Attention, Experts, LatentAttention, Rope, Router
 from edge.options import RuntimeOptions
@@ -454,8 +463,6 @@ def test_wants(want: Any, shape: tuple[int, ...], bundles: dict[str, Bundle], op
 
 def test_a_want_that_is_not_offered_is_refused(bundles: dict[str, Bundle], opened: Open) -> None:
     run = opened(bundles["llama"])
-    with pytest.raises(UnsupportedError, match="attention_mass"):
-        run.session.step([5], "attention_mass")
     with pytest.raises(OptionError, match="probabilities"):
         run.session.step([5], "probabilities")  # type: ignore[arg-type]
     assert run.session.tokens == []
@@ -595,3 +602,113 @@ def test_k9_narrower_keys_and_values_are_saved_exactly(dtype: Any, bundles: dict
     assert size < numbers * (2 if dtype == "float16" else 4) + 4096
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma2", "deepseek-v2"])
+@pytest.mark.parametrize(("dtype", "threads"), [("auto", 1), ("float16", 2), ("int8", 2)])
+def test_attention_is_told_as_the_reference_has_it(
+    model: str, dtype: Any, threads: int, bundles: dict[str, Bundle]
+) -> None:
+    """Of every query to every row, over the heads and layers of a ring, in prompts and for a lone token."""
+    skip_unless_usable("native")
+    bundle, ids = bundles[model], random_ids(330)
+    layout = plan_layout(bundle.spec, 400, chunk=300)
+    options = RuntimeOptions(runtime="native", exact=dtype == "auto", kv_dtype=dtype, threads=threads)
+    runtime = open_runtime(bundle, layout, options)
+    session = Session(runtime)
+    found = [np.zeros((330, 330), np.float32) for _ in layout.rings]
+    for start, stop in ((0, 280), (280, 329), (329, 330)):
+        segment = session.segment(ids[start:stop])
+        rings = tuple(
+            replace(ring, attention=np.zeros((stop - start, len(ring.unrolled()[0])), np.float32))
+            for ring in segment.plan.rings
+        )
+        runtime.forward(Batch((replace(segment, plan=replace(segment.plan, rings=rings)),)))
+        session.commit(ids[start:stop])
+        for ring, told in zip(rings, found, strict=True):
+            assert ring.attention is not None
+            told[start:stop, ring.unrolled()[0]] = ring.attention
+    expected = [np.zeros((330, 330), np.float32) for _ in layout.rings]
+
+    def add(layer: int, paid: np.ndarray[Any, Any]) -> None:
+        expected[bundle.spec.layer_groups[layer]] += paid
+
+    Reference(bundle.graph, bundle.weights.read, context=400).run(ids, attention=add)
+    heads = [0] * len(layout.rings)
+    for layer, group in zip(bundle.spec.layers, bundle.spec.layer_groups, strict=True):
+        heads[group] += layer.attention.heads
+    for told, wanted, each in zip(found, expected, heads, strict=True):
+        assert np.abs(told.sum(axis=1) - each).max() < 1e-3
+        assert np.abs(told - wanted).max() < {"auto": 1e-3, "float16": 0.02, "int8": 0.2}[dtype]
+    runtime.close()
+
+
+def test_evict_on_a_backend_sees_what_it_kept(bundles: dict[str, Bundle]) -> None:
+    """Logits are the reference's for a query that sees what the plans hold, wherever rows were moved to."""
+    skip_unless_usable("native")
+    bundle, ids = bundles["llama"], random_ids(600)
+    layout = plan_layout(bundle.spec, 256, chunk=64, sinks=4, policy="evict")
+    found = []
+    for chunk in (64, 9):
+        runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", exact=True, threads=2))
+        session = Session(runtime)
+        seen, logits = np.zeros((600, 600), np.bool_), []
+        while len(session.tokens) < 600:
+            start = len(session.tokens)
+            stop = min(start + session.cache.room(chunk), 600)
+            segment = session.segment(ids[start:stop], stop - start)
+            (plan,) = segment.plan.rings
+            seen[start:stop, plan.unrolled()[0]] = plan.mask(plan.unrolled()[0])
+            logits.append(runtime.forward(Batch((segment,)))[0])
+            session.commit(ids[start:stop])
+        assert session.dropped == 600 - seen[-1].sum() >= 600 - 256
+        assert seen[-1, :4].all()
+        found.append((seen, np.concatenate(logits)))
+        runtime.close()
+    visible = found[0][0]
+    whole = Reference(bundle.graph, bundle.weights.read, visible=lambda _, query, key: visible[np.ix_(query, key)])
+    assert close(found[0][1], whole.run(ids))
+    assert np.array_equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_spill_is_exact_also_when_memory_has_let_its_pages_go(
+    name: str, bundles: dict[str, Bundle], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    skip_unless_usable(name)
+    if sys.platform != "linux":
+        pytest.skip("pages are dropped by the calls of Linux")
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path))
+    bundle, ids = bundles["llama"], random_ids(150)
+    options = RuntimeOptions(runtime=name, exact=True)
+    layout = plan_layout(bundle.spec, 200, chunk=50, policy="spill")
+    if name not in ("native", "onnx"):
+        with pytest.raises(UnsupportedError, match=f"spill keeps keys and values in a file; runtime {name} cannot"):
+            open_runtime(bundle, layout, options)
+        return
+    spilled, plain = (
+        open_runtime(bundle, layout, options),
+        open_runtime(bundle, replace(layout, storage="memory"), options),
+    )
+    first, second = Session(spilled), Session(plain)
+    for start in range(0, 150, 50):
+        assert np.array_equal(first.feed(ids[start : start + 50]), second.feed(ids[start : start + 50]))
+        assert drop_pages(tmp_path) >= spilled.kv_bytes - 4096
+    assert list(tmp_path.iterdir()) == []  # the file has no name
+    with pytest.raises(PromptTooLongError, match="201 tokens and the context holds 200"):
+        first.feed(random_ids(51))
+    spilled.close()
+    plain.close()
+
+
+def drop_pages(folder: Path) -> int:
+    """Have the system write the pages of maps of files below a folder, and forget them; how many bytes they have."""
+    libc, size = ctypes.CDLL(None, use_errno=True), 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if str(folder) in line:
+            start, stop = (int(part, 16) for part in line.split()[0].split("-"))
+            for call, how in ((libc.msync, 4), (libc.madvise, 4)):  # MS_SYNC, MADV_DONTNEED
+                assert call(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), how) == 0
+            size += stop - start
+    return size

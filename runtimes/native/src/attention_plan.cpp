@@ -44,7 +44,7 @@ bool last_is_apart(const std::vector<Piece> &pieces) {
 } // namespace
 
 void check_runs(const Segment &segment, const RingView &view, const RingShape &ring) {
-  check(view.count > 0 && view.sinks >= 0, "forward: nothing to attend to");
+  check(view.count > 0 && view.window > 0 && view.sinks >= 0, "forward: nothing to attend to");
   const int64_t end = segment.position + segment.count;
   int64_t at = 0;
   for (const int64_t *run = view.runs; run < view.runs + 3 * view.count; run += 3) {

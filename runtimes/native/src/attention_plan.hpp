@@ -8,10 +8,20 @@
 namespace dsedge {
 
 // What the queries of a segment attend to in one ring: runs of position, slot and count, [count][3], by ascending position.
-// The new rows are the last ones, and `sinks` first positions are seen whatever the window.
+// The new rows are the last ones. A query sees `window` positions, its own included, and the first `sinks` ones.
 struct RingView {
   const int64_t *runs;
-  int64_t count, sinks;
+  int64_t count, window, sinks;
+  // [new rows][rows()], to which the attention that each query pays to each row is added; or nullptr.
+  float *attention = nullptr;
+
+  // How many rows the runs have together.
+  int64_t rows() const {
+    int64_t sum = 0;
+    for (const int64_t *run = runs; run < runs + 3 * count; run += 3)
+      sum += run[2];
+    return sum;
+  }
 
   // The slot of a new row's position.
   int64_t slot_of(int64_t position) const {

@@ -61,8 +61,8 @@ int32_t AttentionPlans::find(const AttentionCut &cut) const {
   return found == cuts.end() ? -1 : static_cast<int32_t>(found - cuts.begin());
 }
 
-Context::Context(const Program &of, const Kernels &set, int32_t count)
-    : program(of), kernels(set), weights(lay_out_weights(of, matrices)), kv(of.kv, set), activations(of, count),
+Context::Context(const Program &of, const Kernels &set, int32_t count, int32_t kv_file)
+    : program(of), kernels(set), weights(lay_out_weights(of, matrices)), kv(of.kv, set, kv_file), activations(of, count),
       threads(count), experts(static_cast<size_t>(count)) {}
 
 RowRange Context::rows_of(const Instruction &i) const {

@@ -34,6 +34,9 @@ struct AttentionPlans {
   std::vector<int64_t> made_in;     // the forward that each plan is of
   std::vector<float> partials;
   std::vector<std::atomic<int32_t>> done; // tasks of a tile that are
+  // Attention that is to be told, [kv heads][new rows][rows] for each view that wants it, of all layers of its ring.
+  std::vector<float> paid;
+  std::vector<int64_t> paid_at; // where that of each segment and ring begins, [segments][rings]
 
   // The index of a cut, -1: it is not there.
   int32_t find(const AttentionCut &cut) const;
@@ -70,7 +73,7 @@ struct Context {
   std::atomic<bool> lost{false};  // a key or a value could not be kept in the forward that runs
 
   // Throws std::invalid_argument for weights larger than any memory, std::bad_alloc.
-  Context(const Program &program, const Kernels &kernels, int32_t threads);
+  Context(const Program &program, const Kernels &kernels, int32_t threads, int32_t kv_file);
 
   float *row(int32_t buffer, int64_t row) const { return activations.row(buffer, row); }
   int64_t width(int32_t buffer) const { return program.buffer(buffer).width; }

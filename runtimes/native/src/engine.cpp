@@ -24,9 +24,9 @@ Program verified(Program program, int32_t threads) {
 
 } // namespace
 
-Engine::Engine(Program program, const Kernels &kernels, int32_t threads)
+Engine::Engine(Program program, const Kernels &kernels, int32_t threads, int32_t kv_file)
     : program_(verified(std::move(program), threads)), leads_(find_leads(program_)),
-      context_(program_, kernels, threads),
+      context_(program_, kernels, threads, kv_file),
       pool_(threads, static_cast<int32_t>(program_.instructions.size()),
             [this](int32_t phase, int32_t begin, int32_t end, int32_t thread) { work(phase, begin, end, thread); }) {
   context_.threads = pool_.threads();
@@ -96,9 +96,43 @@ void Engine::check_writes(const Forward &f) const {
   }
 }
 
+// Calls `work(view, segment, kv heads)` for each view of a forward, in order; of layers of a ring, the most kv heads.
+template <typename Work> void each_view(const Program &program, const Forward &f, const Work &work) {
+  for (const Segment &segment : f.segments)
+    for (size_t ring = 0; ring < segment.rings.size(); ++ring) {
+      int64_t heads = 0;
+      for (const KvLayer &layer : program.kv.layers)
+        heads = layer.ring == static_cast<int32_t>(ring) ? std::max<int64_t>(heads, layer.kv_heads) : heads;
+      work(segment.rings[ring], segment, heads);
+    }
+}
+
+// Room for what each kv head pays.
+void Engine::reserve_attention(const Forward &f) {
+  int64_t size = 0;
+  context_.attention.paid_at.clear();
+  each_view(program_, f, [&](const RingView &view, const Segment &segment, int64_t heads) {
+    context_.attention.paid_at.push_back(size);
+    size += view.attention ? heads * segment.count * view.rows() : 0;
+  });
+  context_.attention.paid.assign(static_cast<size_t>(size), 0);
+}
+
+// The sum over kv heads, in their order.
+void Engine::tell_attention(const Forward &f) const {
+  const float *paid = context_.attention.paid.data();
+  each_view(program_, f, [&](const RingView &view, const Segment &segment, int64_t heads) {
+    const int64_t size = view.attention ? segment.count * view.rows() : 0;
+    for (int64_t head = 0; head < heads; ++head, paid += size)
+      for (int64_t i = 0; i < size; ++i)
+        view.attention[i] += paid[i];
+  });
+}
+
 void Engine::forward(const Forward &f) {
   check(f);
   Context &ctx = context_;
+  reserve_attention(f);
   ++ctx.forwards;
   ctx.bands = cut_bands(program_, f.segments, f.rows, ctx.threads);
   for (const Instruction &i : program_.instructions)
@@ -119,6 +153,7 @@ void Engine::forward(const Forward &f) {
     units.push_back(stage.units);
   ctx.lost.store(false, std::memory_order_relaxed);
   pool_.run(units);
+  tell_attention(f);
   if (ctx.lost.load(std::memory_order_relaxed)) // a softmax can hide them
     std::fill_n(f.logits, f.wanted.size() * static_cast<size_t>(program_.buffer(kLogits).width), std::nanf(""));
   ctx.forward = nullptr;

@@ -9,8 +9,9 @@ namespace dsedge {
 
 class Engine {
 public:
-  // Throws std::invalid_argument for a program that does not hold together, std::bad_alloc.
-  Engine(Program program, const Kernels &kernels, int32_t threads);
+  // Keys and values lie in an empty file, where one is given. Throws std::invalid_argument for a program that does not
+  // hold together, std::bad_alloc.
+  Engine(Program program, const Kernels &kernels, int32_t threads, int32_t kv_file = kNoFile);
 
   // All of these throw std::invalid_argument for what does not exist or fit.
   void pack(int32_t matrix, int32_t run, const SourceRows &rows);
@@ -30,6 +31,8 @@ private:
   const Run &run_of(int32_t matrix, int32_t run) const;
   void check(const Forward &forward) const;
   void check_writes(const Forward &forward) const;
+  void reserve_attention(const Forward &forward);
+  void tell_attention(const Forward &forward) const;
   void work(int32_t stage, int32_t begin, int32_t end, int32_t thread);
   RowRange take_band(int32_t stage, int32_t thread);
 

@@ -69,9 +69,14 @@ float key_at(const KvHead &s, int64_t slot, int64_t d) {
   return half_to_float(s.key_scales[slot]) * static_cast<float>(static_cast<const uint8_t *>(s.keys)[at] - 128);
 }
 
+// The first number of a slot's key, whose next ones are 16 apart.
+uint16_t *half_key(const KvHead &s, int64_t slot) {
+  return static_cast<uint16_t *>(s.keys) + slot / 16 * 16 * s.key_dim + slot % 16;
+}
+
 } // namespace
 
-KvPool::KvPool(const KvShape &shape, const Kernels &kernels) : shape_(shape), kernels_(kernels) {
+KvPool::KvPool(const KvShape &shape, const Kernels &kernels, int32_t file) : shape_(shape), kernels_(kernels) {
   for (const RingShape &ring : shape.rings)
     check(ring.slots > 0 && ring.slots < kMost && ring.slots % 16 == 0 && ring.window < kMost && ring.window > 0,
           "kv: no such ring");
@@ -86,7 +91,7 @@ KvPool::KvPool(const KvShape &shape, const Kernels &kernels) : shape_(shape), ke
     bytes_ += each * layer.kv_heads;
     check(bytes_ < kMostBytes, "kv: larger than any memory");
   }
-  memory_ = Memory(bytes_, false);
+  memory_ = file == kNoFile ? Memory(bytes_, false) : Memory(bytes_, file);
 }
 
 KvHead KvPool::head(int32_t layer, int32_t kv_head) const {
@@ -156,6 +161,37 @@ void KvPool::read(int32_t layer, const std::vector<int64_t> &slots, float *keys,
         *keys++ = key_at(s, slot, d);
       for (int32_t d = 0; d < l.value_dim; ++d)
         *values++ = value_at(s, slot, d);
+    }
+}
+
+void KvPool::read(int32_t layer, const std::vector<int64_t> &slots, uint16_t *keys, uint16_t *values) const {
+  const KvLayer &l = checked(layer, slots);
+  check(l.format == KvFormat::kFloat16, "kv: halves of a layer that has none");
+  for (int64_t slot : slots)
+    for (int32_t head = 0; head < l.kv_heads; ++head, keys += l.key_dim, values += l.value_dim) {
+      const KvHead s = this->head(layer, head);
+      const uint16_t *line = half_key(s, slot);
+      for (int32_t d = 0; d < l.key_dim; ++d)
+        keys[d] = line[d * 16];
+      std::copy_n(static_cast<const uint16_t *>(s.values) + slot * s.padded, l.value_dim, values);
+    }
+}
+
+void KvPool::write(int32_t layer, const std::vector<int64_t> &slots, const uint16_t *keys, const uint16_t *values) {
+  const KvLayer &l = checked(layer, slots);
+  check(l.format == KvFormat::kFloat16, "kv: halves of a layer that has none");
+  const auto finite = [](const uint16_t *numbers, int32_t count) {
+    return std::none_of(numbers, numbers + count, [](uint16_t half) { return (half & 0x7c00) == 0x7c00; });
+  };
+  for (int64_t slot : slots)
+    for (int32_t head = 0; head < l.kv_heads; ++head, keys += l.key_dim, values += l.value_dim) {
+      if (!finite(keys, l.key_dim) || !finite(values, l.value_dim))
+        throw std::overflow_error("a key or value is not finite");
+      const KvHead s = this->head(layer, head);
+      uint16_t *line = half_key(s, slot);
+      for (int32_t d = 0; d < l.key_dim; ++d)
+        line[d * 16] = keys[d];
+      std::copy_n(values, l.value_dim, static_cast<uint16_t *>(s.values) + slot * s.padded);
     }
 }
 

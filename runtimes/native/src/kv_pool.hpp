@@ -16,6 +16,8 @@ struct KvLayer {
   KvFormat format;
 };
 
+constexpr int32_t kNoFile = -1;
+
 struct KvShape {
   std::vector<RingShape> rings;
   std::vector<KvLayer> layers;
@@ -25,8 +27,8 @@ struct KvShape {
 
 class KvPool {
 public:
-  // Throws std::invalid_argument for sizes that are none, std::bad_alloc.
-  KvPool(const KvShape &shape, const Kernels &kernels);
+  // In an empty file, where one is given. Throws std::invalid_argument for sizes that are none, std::bad_alloc.
+  KvPool(const KvShape &shape, const Kernels &kernels, int32_t file = kNoFile);
 
   int64_t bytes() const { return bytes_; }
   // All slots of a kv head.
@@ -41,11 +43,13 @@ public:
   void rotate(int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
               const std::vector<float> &sin);
 
-  // Keys [slots][kv heads][key_dim] and values [slots][kv heads][value_dim] of some slots of a layer, as floats. What was
-  // read is written as it was. Throw std::invalid_argument for a layer or slot that is not there, std::overflow_error for
-  // numbers that the format cannot hold.
+  // Keys [slots][kv heads][key_dim] and values [slots][kv heads][value_dim] of some slots of a layer, as floats, or as the
+  // halves that a layer of float16 has. What was read is written as it was. Throw std::invalid_argument for a layer or slot
+  // that is not there, and for halves of another format; std::overflow_error for numbers that the format cannot hold.
   void read(int32_t layer, const std::vector<int64_t> &slots, float *keys, float *values) const;
+  void read(int32_t layer, const std::vector<int64_t> &slots, uint16_t *keys, uint16_t *values) const;
   void write(int32_t layer, const std::vector<int64_t> &slots, const float *keys, const float *values);
+  void write(int32_t layer, const std::vector<int64_t> &slots, const uint16_t *keys, const uint16_t *values);
 
 private:
   const KvLayer &checked(int32_t layer, const std::vector<int64_t> &slots) const;

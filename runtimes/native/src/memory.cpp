@@ -1,11 +1,13 @@
 #include "memory.hpp"
 
 #include <new>
+#include <stdexcept>
 
 #ifdef _WIN32
 #include <windows.h>
 #else
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 namespace dsedge {
@@ -22,6 +24,8 @@ Memory::Memory(int64_t bytes, bool) : mapped_(static_cast<size_t>(bytes)) {
     throw std::bad_alloc();
   data_ = static_cast<uint8_t *>(base_);
 }
+
+Memory::Memory(int64_t, int32_t) { throw std::invalid_argument("memory: of a file, which this system has not"); }
 
 Memory::~Memory() {
   if (base_)
@@ -43,6 +47,17 @@ Memory::Memory(int64_t bytes, bool huge) : mapped_(static_cast<size_t>(bytes) + 
 #else
   (void)huge;
 #endif
+}
+
+Memory::Memory(int64_t bytes, int32_t file) : mapped_(static_cast<size_t>(bytes)) {
+  if (ftruncate(file, bytes) != 0)
+    throw std::invalid_argument("memory: a file that cannot be so long");
+  base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (base_ == MAP_FAILED) {
+    base_ = nullptr;
+    throw std::bad_alloc();
+  }
+  data_ = static_cast<uint8_t *>(base_);
 }
 
 Memory::~Memory() {

@@ -103,10 +103,10 @@ struct Opened {
 };
 
 Opened *make_engine(const nb::dict &tables, const std::vector<Array<float, 1>> &vectors, const std::string &kernels,
-                    int32_t threads) {
+                    int32_t threads, int32_t kv_file) {
   const Kernels *found = find_kernels(kernels.c_str());
   require(found != nullptr, "engine: a kernel set that is unknown, or not usable on this processor");
-  return new Opened(std::make_unique<Engine>(program_of(tables, vectors), *found, threads));
+  return new Opened(std::make_unique<Engine>(program_of(tables, vectors), *found, threads, kv_file));
 }
 
 void pack_rows(Opened &opened, int32_t matrix, int32_t run, int64_t first, Array<uint8_t, 2> codes, Array<uint8_t, 2> scales,
@@ -123,12 +123,14 @@ void pack_rows(Opened &opened, int32_t matrix, int32_t run, int64_t first, Array
   engine.pack(matrix, run, rows);
 }
 
-// segments [n, 2 + rings]: tokens, first position, sinks of each ring. runs: of each segment, of each ring.
+// segments [n, 2 + 2 * rings]: tokens, first position, window and sinks of each ring. runs: of each segment, of each ring.
+// attention: segment, ring, and where to add what its queries pay.
 void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments, const std::vector<std::vector<Longs>> &runs,
-             const std::vector<std::tuple<Reals, Reals>> &angles, Array<int64_t, 1> wanted, Results logits) {
+             const std::vector<std::tuple<Reals, Reals>> &angles, Array<int64_t, 1> wanted, Results logits,
+             const std::vector<std::tuple<size_t, size_t, Results>> &attention) {
   Engine &engine = *opened.engine;
   const size_t rings = engine.program().kv.rings.size();
-  require(segments.shape(1) == 2 + rings && runs.size() == segments.shape(0), "forward: tables of another format");
+  require(segments.shape(1) == 2 + 2 * rings && runs.size() == segments.shape(0), "forward: tables of another format");
   require(logits.shape(0) == wanted.shape(0) &&
               logits.shape(1) == static_cast<size_t>(engine.program().buffers[kLogits].width),
           "forward: logits of another shape");
@@ -139,16 +141,23 @@ void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments, const std
   f.logits = logits.data();
   int64_t row = 0;
   for (size_t n = 0; n < runs.size(); ++n) {
-    const int64_t *s = segments.data() + n * (2 + rings);
+    const int64_t *s = segments.data() + n * (2 + 2 * rings);
     require(s[0] >= 0 && s[0] <= f.rows && runs[n].size() == rings, "forward: segments of other tokens or rings");
     Segment segment{row, s[0], s[1], {}};
     for (size_t ring = 0; ring < rings; ++ring) {
       const Longs &table = runs[n][ring];
       require(table.shape(1) == 3, "forward: runs of another format");
-      segment.rings.push_back({table.data(), static_cast<int64_t>(table.shape(0)), s[2 + ring]});
+      segment.rings.push_back({table.data(), static_cast<int64_t>(table.shape(0)), s[2 + 2 * ring], s[3 + 2 * ring]});
     }
     f.segments.push_back(std::move(segment));
     row += s[0];
+  }
+  for (const auto &[segment, ring, out] : attention) {
+    require(segment < f.segments.size() && ring < rings, "forward: attention of a ring that is not there");
+    RingView &view = f.segments[segment].rings[ring];
+    require(out.shape(0) == static_cast<size_t>(f.segments[segment].count) && static_cast<size_t>(view.rows()) == out.shape(1),
+            "forward: attention of another shape");
+    view.attention = out.data();
   }
   require(angles.size() == engine.program().ropes.size(), "forward: angles of each rope are needed");
   for (size_t n = 0; n < angles.size(); ++n) {
@@ -204,25 +213,29 @@ int32_t sample(Sampler &sampler, Array<float, 1> logits, std::optional<Array<uin
   return sampler.sample(logits.data(), allowed ? allowed->data() : nullptr);
 }
 
-using Rows = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>; // [slots][kv heads][dim]
+// [slots][kv heads][dim], of floats or of halves.
+template <typename T> using Rows = nb::ndarray<T, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
-void check_rows(const Engine &engine, int32_t layer, size_t slots, const Rows &keys, const Rows &values) {
+template <typename T>
+void check_rows(const Engine &engine, int32_t layer, size_t slots, const Rows<T> &keys, const Rows<T> &values) {
   const auto &layers = engine.program().kv.layers;
   require(layer >= 0 && static_cast<size_t>(layer) < layers.size(), "kv: no such layer");
   const KvLayer &l = layers[static_cast<size_t>(layer)];
-  const auto fits = [&](const Rows &rows, int32_t dim) {
+  const auto fits = [&](const Rows<T> &rows, int32_t dim) {
     return rows.shape(0) == slots && rows.shape(1) == static_cast<size_t>(l.kv_heads) && rows.shape(2) == static_cast<size_t>(dim);
   };
   require(fits(keys, l.key_dim) && fits(values, l.value_dim), "kv: rows of another shape");
 }
 
-void read_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows keys, Rows values) {
+template <typename T>
+void read_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows<T> keys, Rows<T> values) {
   check_rows(*opened.engine, layer, slots.size(), keys, values);
   nb::gil_scoped_release release;
   opened.engine->kv().read(layer, slots, keys.data(), values.data());
 }
 
-void write_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows keys, Rows values) {
+template <typename T>
+void write_rows(Opened &opened, int32_t layer, const std::vector<int64_t> &slots, Rows<T> keys, Rows<T> values) {
   check_rows(*opened.engine, layer, slots.size(), keys, values);
   nb::gil_scoped_release release;
   opened.engine->kv().write(layer, slots, keys.data(), values.data());
@@ -249,9 +262,11 @@ NB_MODULE(_native, m) {
       .def("sample", &sample, "logits"_a, "allowed"_a.none())
       .def_prop_ro("draws", &Sampler::draws);
   nb::class_<Opened>(m, "Engine")
-      .def(nb::new_(&make_engine), "tables"_a, "vectors"_a, "kernels"_a, "threads"_a)
+      .def(nb::new_(&make_engine), "tables"_a, "vectors"_a, "kernels"_a, "threads"_a,
+           "kv_file"_a = kNoFile)
       .def("pack", &pack_rows)
-      .def("forward", &forward, "tokens"_a, "segments"_a, "runs"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert())
+      .def("forward", &forward, "tokens"_a, "segments"_a, "runs"_a, "angles"_a, "wanted"_a, "logits"_a.noconvert(),
+           "attention"_a = nb::list())
       .def("read", &read_buffer, "buffer"_a, "out"_a.noconvert())
       .def(
           "copy_rows",
@@ -264,8 +279,10 @@ NB_MODULE(_native, m) {
           [](Opened &o, int32_t layer, int64_t source, int64_t target, int64_t count, const std::vector<float> &cos,
              const std::vector<float> &sin) { o.engine->kv().rotate(layer, source, target, count, cos, sin); },
           Released())
-      .def("read_rows", &read_rows, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
-      .def("write_rows", &write_rows, "layer"_a, "slots"_a, "keys"_a, "values"_a)
+      .def("read_rows", &read_rows<float>, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def("read_rows", &read_rows<uint16_t>, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def("write_rows", &write_rows<float>, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def("write_rows", &write_rows<uint16_t>, "layer"_a, "slots"_a, "keys"_a.noconvert(), "values"_a.noconvert())
       .def_prop_ro("weight_bytes", [](Opened &o) { return o.engine->weight_bytes(); })
       .def_prop_ro("kv_bytes", [](Opened &o) { return o.engine->kv().bytes(); });
 }

@@ -226,11 +226,10 @@ inline void each_gap(const Piece *pieces, int64_t count, int64_t limit, const Wo
   work(at, limit);
 }
 
-// At most kRowsAtOnce rows with the pieces of a span.
-template <typename T>
-inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t count, const Softmax &local) {
+// Scores of at most kRowsAtOnce rows with the pieces of a span; `count` is then of those that any row sees. Returns the
+// index from which on all positions of the span are hidden.
+template <typename T> inline int64_t score_rows(const AttentionTile &a, const Piece *pieces, int64_t &count) {
   const T *keys = (const T *)a.kv.keys, *values = (const T *)a.kv.values;
-  const int64_t padded = a.kv.padded, span = pieces[0].position / kSpan;
   while (count > 1 && pieces[count - 1].position > a.position[a.rows - 1])
     --count; // positions after the last row's are seen by none
   const Piece last = until(pieces[count - 1], a.position[a.rows - 1]);
@@ -248,6 +247,15 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
       for (int64_t i = first; i < end; ++i)
         a.scores[row * kSpan + i] = -__builtin_inff();
   });
+  return limit;
+}
+
+// At most kRowsAtOnce rows with the pieces of a span.
+template <typename T>
+inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t count, const Softmax &local) {
+  const T *values = (const T *)a.kv.values;
+  const int64_t padded = a.kv.padded, span = pieces[0].position / kSpan;
+  const int64_t limit = score_rows<T>(a, pieces, count);
   weigh(a, values, span, limit, local);
   if constexpr (sizeof(T) == 1)
     for (int64_t p = 0; p < count; ++p)
@@ -263,6 +271,13 @@ inline void attend_rows(const AttentionTile &a, const Piece *pieces, int64_t cou
 
 inline Softmax from_row(const Softmax &s, int64_t row, int64_t padded) {
   return {s.maximum + row, s.total + row, s.mix + row * padded};
+}
+
+// Goes on to the rows behind those of a tile.
+inline void pass(AttentionTile &a) {
+  a.position += a.rows;
+  a.latent_queries += a.latent_queries ? a.rows * a.kv.value_dim : 0;
+  a.queries += a.rows * a.kv.query_stride;
 }
 
 // All rows of a tile with the pieces of a span.
@@ -287,9 +302,7 @@ inline void attend_span(AttentionTile a, const Piece *pieces, int64_t count, con
     a.rows = (int32_t)((rows - row + sets - 1) / sets);
     --sets;
     attend_rows<T>(a, pieces, count, from_row(local, row, padded));
-    a.position += a.rows;
-    a.latent_queries += a.latent_queries ? a.rows * a.kv.value_dim : 0;
-    a.queries += a.rows * a.kv.query_stride;
+    pass(a);
   }
 }
 
@@ -316,13 +329,61 @@ inline void attend_spans(AttentionTile a, Softmax partial, int64_t stride, const
   }
 }
 
-void attend(const AttentionTile &a, Softmax partial, int64_t stride, const Softmax &state) {
+// What the rows of a tile pay to the pieces of a span: out [token][the pieces' positions].
+template <typename T>
+inline void tell_span(AttentionTile a, const Piece *pieces, int64_t count, const Softmax &state, int64_t group, float *out,
+                      int64_t stride) {
+  const int64_t rows = a.rows, span = pieces[0].position / kSpan;
+  const float scale = kLog2e * (a.softcap > 0 ? 1.0f : a.scale);
+  for (int64_t first = 0; first < rows; first += a.rows) {
+    a.rows = (int32_t)smaller(kRowsAtOnce, rows - first);
+    int64_t seen = count;
+    const int64_t limit = score_rows<T>(a, pieces, seen);
+    for (int64_t row = 0; row < a.rows; ++row) {
+      float *weights = a.scores + row * kSpan, *to = out + (first + row) / group * stride;
+      hide(a, span, row, limit, weights);
+      const Floats top = splat(state.maximum[first + row]), total = splat(state.total[first + row]);
+      for (int64_t i = 0; i < limit; i += 16)
+        store(weights + i, div(exp2(sub(mul(load(weights + i), splat(scale)), top)), total));
+      for (int64_t p = 0; p < seen; to += pieces[p++].count)
+        for (int64_t i = 0; i < until(pieces[p], a.position[row]).count; ++i)
+          to[i] += weights[pieces[p].position % kSpan + i];
+    }
+    pass(a);
+  }
+}
+
+template <typename T>
+inline void tell_spans(AttentionTile a, const Softmax &state, int64_t group, float *out, int64_t stride) {
+  if constexpr (std::is_same_v<T, Paired>)
+    pair_queries((const T *)a.kv.keys, a);
+  for (int64_t p = 0; p < a.piece_count && a.pieces[p].position / kSpan <= a.last_span;) {
+    int64_t end = p, positions = 0;
+    for (; end < a.piece_count && a.pieces[end].position / kSpan == a.pieces[p].position / kSpan; ++end)
+      positions += a.pieces[end].count;
+    tell_span<T>(a, a.pieces + p, end - p, state, group, out, stride);
+    out += positions;
+    p = end;
+  }
+}
+
+// Calls `work` with a null pointer to the type by which a tile's keys and values are read.
+template <typename Work> inline void as_kept(const AttentionTile &a, const Work &work) {
   if (a.kv.format == KvFormat::kFloat32)
-    return attend_spans<float>(a, partial, stride, state);
+    return work((const float *)nullptr);
   if (a.kv.format == KvFormat::kInt8)
-    return attend_spans<uint8_t>(a, partial, stride, state);
+    return work((const uint8_t *)nullptr);
   if constexpr (kPairDots)
     if (a.kv.key_dim % 2 == 0 && !a.latent_queries)
-      return attend_spans<Paired>(a, partial, stride, state);
-  attend_spans<uint16_t>(a, partial, stride, state);
+      return work((const Paired *)nullptr);
+  work((const uint16_t *)nullptr);
+}
+template <typename T> using Pointee = std::remove_const_t<std::remove_pointer_t<T>>;
+
+void attend(const AttentionTile &a, Softmax partial, int64_t stride, const Softmax &state) {
+  as_kept(a, [&](auto kept) { attend_spans<Pointee<decltype(kept)>>(a, partial, stride, state); });
+}
+
+void tell_attention(const AttentionTile &a, const Softmax &state, int64_t group, float *out, int64_t stride) {
+  as_kept(a, [&](auto kept) { tell_spans<Pointee<decltype(kept)>>(a, state, group, out, stride); });
 }

@@ -30,5 +30,5 @@ template <typename... F> struct LinearTable<List<F...>> {
 
 constexpr Kernels table(const char *name) {
   return {name,    LinearTable<Formats>::kRecords, quantize, quantize_block, norm, gate,
-          softcap, rope,  write_row,   attend,   merge, largest, exponential_sum, at_least};
+          softcap, rope,  write_row,   attend,   tell_attention, merge, largest, exponential_sum, at_least};
 }

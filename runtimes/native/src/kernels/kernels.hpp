@@ -115,6 +115,9 @@ struct Kernels {
   // Attends the spans of a tile, one after another. With `stride` 0 their softmaxes are merged into `state`; otherwise
   // span n writes its own to `partial`, n times `stride` floats further. The maximum of a softmax is of scores times log2(e).
   void (*attend)(const AttentionTile &, Softmax partial, int64_t stride, const Softmax &state);
+  // Adds to out [tokens][stride], a token having `group` rows of the tile, how much of its attention each row pays to each
+  // position of the pieces, one after another; `state` is the softmax of all of them.
+  void (*tell_attention)(const AttentionTile &, const Softmax &state, int64_t group, float *out, int64_t stride);
   void (*merge)(const Softmax &partial, const Softmax &state, int64_t rows, int64_t padded);
   // Of a row of logits; see kernels/logits.hpp.
   float (*largest)(const float *x, int64_t count);

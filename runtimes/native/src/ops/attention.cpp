@@ -104,7 +104,7 @@ AttentionTile tile(const Context &ctx, const Attending &o, const AttentionTask &
                    const Scratch &scratch) {
   const Segment &segment = ctx.forward->segments[static_cast<size_t>(task.segment)];
   const KvLayer &layer = ctx.program.layer(o.layer);
-  const RingShape &ring = ctx.program.kv.ring_of(layer);
+  const RingView &view = segment.rings[static_cast<size_t>(layer.ring)];
   const std::vector<Piece> &pieces = plan_of(ctx, o).pieces[static_cast<size_t>(task.segment)];
   const int64_t group = heads_of_group(ctx.program, o), dim = layer.key_dim;
   AttentionTile t;
@@ -117,8 +117,8 @@ AttentionTile tile(const Context &ctx, const Attending &o, const AttentionTask &
   t.queries = scratch.queries;
   t.scores = scratch.scores;
   t.converted = scratch.converted;
-  t.window = ring.window;
-  t.sinks = segment.rings[static_cast<size_t>(layer.ring)].sinks;
+  t.window = view.window;
+  t.sinks = view.sinks;
   t.scale = o.scale;
   t.softcap = o.softcap;
   t.latent_queries = o.latent_queries == kNone ? nullptr : ctx.row(o.latent_queries, segment.row + task.first);
@@ -157,6 +157,23 @@ void finish(const Context &ctx, const Attending &o, const AttentionTask &task, i
   }
 }
 
+// Adds the attention that a task's rows pay, whose softmax is whole, where that is wanted.
+void tell_attention(Context &ctx, const Attending &o, const AttentionTask &task, int64_t head, const Scratch &scratch,
+                    const Softmax &state) {
+  const Segment &segment = ctx.forward->segments[static_cast<size_t>(task.segment)];
+  const size_t ring = static_cast<size_t>(ctx.program.layer(o.layer).ring);
+  const RingView &view = segment.rings[ring];
+  if (!view.attention)
+    return;
+  AttentionTile t = tile(ctx, o, task, head, scratch); // anew: attending may have overwritten the queries
+  t.first_span = 0;
+  t.last_span = t.position[t.rows - 1] / kSpan;
+  const int64_t rows = view.rows(), at = ctx.attention.paid_at[static_cast<size_t>(task.segment) * segment.rings.size() + ring];
+  // No other task has this head and these queries; layers of a ring follow one another.
+  float *paid = ctx.attention.paid.data() + at + (head * segment.count + task.first) * rows;
+  ctx.kernels.tell_attention(t, state, heads_of_group(ctx.program, o), paid, rows);
+}
+
 // One task. With a lead, a lone row's key and value are written before it if the task attends to their position.
 void attend(Context &ctx, const Attending &o, const KvWrite *lead, int64_t head, int64_t number, int32_t thread) {
   const Scratch &scratch = ctx.activations.scratch(thread);
@@ -171,7 +188,8 @@ void attend(Context &ctx, const Attending &o, const KvWrite *lead, int64_t head,
   clear(state, t.rows, padded);
   if (task.parts == 1) {
     ctx.kernels.attend(t, local, 0, state);
-    return finish(ctx, o, task, head, state);
+    finish(ctx, o, task, head, state);
+    return tell_attention(ctx, o, task, head, scratch, state);
   }
   const int64_t size = partial_size(ctx.program, o, plan), rows = plan.queries * heads_of_group(ctx.program, o);
   const auto partial = [&](int64_t index) {
@@ -186,6 +204,7 @@ void attend(Context &ctx, const Attending &o, const KvWrite *lead, int64_t head,
   for (int64_t span = 0; span < task.spans; ++span)
     ctx.kernels.merge(partial(task.spans_at + span), state, t.rows, padded);
   finish(ctx, o, task, head, state);
+  tell_attention(ctx, o, task, head, scratch, state);
 }
 
 } // namespace

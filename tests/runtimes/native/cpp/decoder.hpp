@@ -184,7 +184,7 @@ public:
       if (p < sinks_ || p > length_ - window_)
         runs.insert(runs.end(), {p, slot_of(p), 1});
     Forward f;
-    f.segments = {{0, count, length_, {{runs.data(), static_cast<int64_t>(runs.size()) / 3, sinks_}}}};
+    f.segments = {{0, count, length_, {{runs.data(), static_cast<int64_t>(runs.size()) / 3, window_, sinks_}}}};
     f.tokens = tokens.data();
     f.rows = count;
     f.angles = {{cos.data(), sin.data()}};
