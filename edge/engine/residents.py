@@ -37,7 +37,8 @@ class Residents:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
-        memory = Memory(runtime).check if runtime.layout.storage == "memory" else None
+        here = runtime.device == "cpu" and runtime.layout.storage == "memory"
+        memory = Memory(runtime).check if here else None
         self.pools = Pools(runtime.layout, extents=runtime.capabilities.extents, memory=memory)
         self._idle: list[Session] = []
 

@@ -20,7 +20,7 @@ from edge import rope
 from edge.decoder import DecoderSpec
 from edge.kv import BLOCK, KvLayout
 from edge.runtime import Segment
-from runtimes.torch.step import RingStep, Step, View, moved, visible
+from runtimes.torch.step import RingStep, Step, View, moved
 
 Run = Callable[[Step], Tensor]
 
@@ -54,7 +54,7 @@ class Decoder:
         shape = self._shape(segments, held)
         inputs = self._shapes.get(shape)
         if inputs is None:
-            inputs = self._shapes[shape] = _Inputs(shape, self._spec, self._layout, self._device)
+            inputs = self._shapes[shape] = _Inputs(shape, self._spec, self._device)
         inputs.fill(*self._numbers(segments, held, shape))
         if inputs.replay is None:
             inputs.replay = self._captured(inputs)
@@ -120,8 +120,8 @@ class Decoder:
 class _Inputs:
     """The buffers of one shape: integers (tokens, positions, and of each ring writes, slots and positions), angles."""
 
-    def __init__(self, shape: _Shape, spec: DecoderSpec, layout: KvLayout, device: torch.device) -> None:
-        self.shape, self._layout, self._device = shape, layout, device
+    def __init__(self, shape: _Shape, spec: DecoderSpec, device: torch.device) -> None:
+        self.shape, self._device = shape, device
         self._pairs = [kind.dim // 2 for kind in spec.ropes]
         count = shape.sequences
         self._integers = torch.zeros(
