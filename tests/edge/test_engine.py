@@ -21,7 +21,7 @@ from edge.errors import NumericsError, OptionError, PoolFullError, PromptTooLong
 from edge.kv import plan_layout
 from edge.options import GenerateOptions
 from edge.results import Request
-from edge.runtime import Batch, Capabilities, Segment
+from edge.runtime import Batch, Capabilities, Runtime, Segment
 from edge.sampling import Sampler
 from runtimes.scripted import ScriptedRuntime, write_bundle
 from tests.edge import slow_policies
@@ -87,7 +87,7 @@ def ids(start: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("extents", [False, True])
-def test_many_answers_at_once_are_those_of_each_alone(extents: bool, bundle: Bundle) -> None:
+def test_k10_many_answers_at_once_are_those_of_each_alone(extents: bool, bundle: Bundle) -> None:
     runtime = Hash(bundle, extents=extents, context=256, chunk=16, sequences=20)
     engine = Engine(runtime)
     prompts = [ids(i, 3 + 9 * i) for i in range(20)]
@@ -234,6 +234,26 @@ def test_seeds_give_the_same_draws_beside_others(bundle: Bundle) -> None:
     assert drawn(0) == drawn(3)
 
 
+def test_memory_that_runs_out_is_an_error_with_both_numbers(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the system would end the process: at the block that memory has no room for."""
+    free = [1 << 40]
+    monkeypatch.setattr("edge.engine.residents.available_memory", lambda: free[0])
+    engine = Engine(Hash(bundle, context=512, chunk=64, sequences=2))
+    fine, failing = add(engine, ids(0, 100), 70), add(engine, ids(1, 100), 70)
+    while not failing.made:
+        engine.step()
+    free[0] = (64 << 20) + 1000  # a block takes 64 rows of 16 bytes
+    finish(engine, fine, failing)
+    assert fine.tokens == alone(ids(0, 100), 70, 512)  # it goes on in the room of the other
+    assert failing.end is not None
+    assert failing.tokens == alone(ids(1, 100), 70, 512)  # and the other after it: nothing is lost
+    finish(engine, alone_too_long := add(engine, ids(2, 300), 9))
+    assert alone_too_long.end is not None
+    assert isinstance(alone_too_long.end.error, PoolFullError)
+    message = "keys and values of 64 more tokens take 0.0 MB, and 67 MB of memory are free"
+    assert message in str(alone_too_long.end.error)
+
+
 @dataclass
 class Talk:
     prompt: list[int]
@@ -251,22 +271,26 @@ class Engines(RuleBasedStateMachine):
     files = Answers("files")
     made: Bundle
     folder: Path
+    vocab = VOCAB
+    policies = ("error", "sliding", "evict")
 
     @initialize(
-        extents=st.booleans(), policy=st.sampled_from(["error", "sliding", "evict"]), sinks=st.sampled_from([0, 3]),
+        extents=st.booleans(), number=st.integers(0, 11), sinks=st.sampled_from([0, 3]),
         chunk=st.sampled_from([1, 16, 70]), sequences=st.integers(1, 3),
     )  # fmt: skip
-    def open_engine(self, extents: bool, policy: str, sinks: int, chunk: int, sequences: int) -> None:
-        self.policy, self.sinks = policy, 0 if policy == "error" else sinks
+    def open_engine(self, extents: bool, number: int, sinks: int, chunk: int, sequences: int) -> None:
+        self.policy = policy = self.policies[number % len(self.policies)]
+        self.sinks = sinks if policy in ("sliding", "evict") else 0
         self.context = 256 if policy == "evict" else 90
-        self.runtime = Hash(
-            self.made, extents=extents and policy != "evict", context=self.context, chunk=chunk, sequences=sequences,
-            sinks=self.sinks, policy=policy,
-        )  # fmt: skip
+        layout = {"context": self.context, "chunk": chunk, "sinks": self.sinks, "policy": policy}
+        self.runtime = self.opened(extents and policy != "evict", sequences=sequences, **layout)
         self.engine = Engine(self.runtime)
         self.starved = self.were_starved = False
         self.engine.residents.pools.memory = self.memory
         self.open: list[Talk] = []
+
+    def opened(self, extents: bool, **layout: Any) -> Runtime:
+        return Hash(self.made, extents=extents, **layout)
 
     def memory(self, ring: int, blocks: int) -> None:
         if self.starved:
@@ -285,11 +309,11 @@ class Engines(RuleBasedStateMachine):
         return self._ask(ids(start, length + 100 * (self.policy == "evict")), count, paced, pinned)
 
     def _ask(self, prompt: list[int], count: int, paced: bool, pinned: int) -> Talk:
-        if self.policy == "error":
+        if self.policy in ("error", "spill"):
             prompt = prompt[: self.context - 5]
             count = min(count, self.context - len(prompt) + 1)
         asked = replace(request(prompt, count), pinned=pinned)
-        talk = Talk(prompt, count, pinned, self.engine.add(asked, Sampler(asked.options, VOCAB), paced=paced))
+        talk = Talk(prompt, count, pinned, self.engine.add(asked, Sampler(asked.options, self.vocab), paced=paced))
         self.open.append(talk)
         return talk
 
@@ -351,16 +375,19 @@ class Engines(RuleBasedStateMachine):
     def check(self, talk: Talk) -> None:
         found = talk.answer.tokens
         if talk.expected is None:
-            talk.expected = slow_policies.alone(talk.prompt, talk.count, self.slow(talk.pinned))
+            talk.expected = self.alone(talk.prompt, talk.count, talk.pinned)
         assert found == talk.expected[: len(found)]
         assert len(found) <= talk.count
         error = talk.answer.end.error if talk.answer.end else None
         assert error is None or (self.were_starved and isinstance(error, PoolFullError))
 
-    def slow(self, pinned: int) -> slow_policies.Slow:
+    def alone(self, prompt: list[int], count: int, pinned: int) -> list[int]:
+        slow: slow_policies.Slow
         if self.policy == "evict":
-            return slow_policies.Evicting(4, max(self.sinks, pinned))
-        return slow_policies.pinned(self.context, self.sinks, pinned if self.policy == "sliding" else 0)
+            slow = slow_policies.Evicting(4, max(self.sinks, pinned))
+        else:
+            slow = slow_policies.pinned(self.context, self.sinks, pinned if self.policy == "sliding" else 0)
+        return slow_policies.alone(prompt, count, slow)
 
 
 @pytest.mark.parametrize("examples", [60])

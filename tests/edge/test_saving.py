@@ -173,6 +173,29 @@ def test_a_crash_while_saving_keeps_the_old_file(opened: OpenScripted, tmp_path:
     assert runtime(pipeline).forwards > 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that can be copied")
+def test_a_process_that_dies_while_saving_leaves_the_old_file(opened: OpenScripted, tmp_path: Path) -> None:
+    """When all is written and nothing is renamed."""
+    pipeline = opened("one", "two")
+    talk(pipeline, ids(0, 30))
+    path = tmp_path / "s"
+    pipeline.save(path, ids(0, 30))
+    before = path.read_bytes()
+    talk(pipeline, ids(0, 40))
+    child = os.fork()
+    if not child:
+        os.fsync = lambda handle: os._exit(9)  # type: ignore[assignment]
+        pipeline.save(path, ids(0, 40))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert path.read_bytes() == before
+    assert pipeline.load_session(path).session.tokens == [*ids(0, 30), *b"one"]
+    (left,) = tmp_path.glob(".writing-*")
+    assert left.stat().st_size > 1000
+    pipeline.save(path, ids(0, 40))  # which goes on beside what is left
+    assert len(pipeline.load_session(path).session.tokens) > 40
+
+
 def test_the_command_line_goes_on_with_a_session(
     opened: OpenScripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -435,7 +435,9 @@ def test_fork_of_a_ring_with_sinks_that_went_round(model: str, bundles: dict[str
 
 
 @pytest.mark.parametrize("model", ["llama", "deepseek-v2"])
-def test_segments_of_one_forward_do_not_see_each_other(model: str, bundles: dict[str, Bundle], opened: Open) -> None:
+def test_k10_segments_of_one_forward_do_not_see_each_other(
+    model: str, bundles: dict[str, Bundle], opened: Open
+) -> None:
     run = opened(bundles[model], chunk=16, sequences=2)
     sessions = [run.session, Session(run.runtime, run.session.pools)]
     prompts = [random_ids(3), random_ids(9, seed=1)]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from edge.bundle import Bundle
 from edge.engine import Answer, Engine
@@ -14,6 +17,8 @@ from edge.options import GenerateOptions, RuntimeOptions
 from edge.results import Request
 from edge.runtime import Runtime, open_runtime
 from edge.sampling import Sampler
+from edge.session import Session
+from tests.edge.test_engine import Engines
 from tests.runtimes.test_conformance import LACKS, export_tiny, random_ids, skip_unless_usable
 
 VOCAB = 300
@@ -112,3 +117,43 @@ def ask_and_finish(engine: Engine, prompt: list[int]) -> list[int]:
     answer = ask(engine, prompt, 0)
     finish(engine)
     return answer.tokens
+
+
+class OnABackend(Engines):
+    """The same operations as on the slow model's runtime, and each gets what a cold run of its tokens gives."""
+
+    name: str
+    vocab = VOCAB
+
+    def opened(self, extents: bool, **layout: Any) -> Runtime:
+        options = RuntimeOptions(runtime=self.name, threads=1)
+        self.cold = open_runtime(self.made, plan_layout(self.made.spec, **{**layout, "sequences": 1}), options)
+        return open_runtime(self.made, plan_layout(self.made.spec, **layout), options)
+
+    def alone(self, prompt: list[int], count: int, pinned: int) -> list[int]:
+        session, tokens = Session(self.cold, pinned=pinned), list(prompt)
+        for _ in range(count):
+            logits = session.feed(tokens[len(session.tokens) :])
+            assert logits is not None
+            tokens.append(int(logits.argmax()))
+        return tokens[len(prompt) :]
+
+    def teardown(self) -> None:
+        for runtime in (self.runtime, self.cold) if hasattr(self, "cold") else ():
+            runtime.close()
+
+
+@pytest.mark.parametrize("name", ["native", "onnx"])
+def test_whatever_happens_each_gets_what_it_gets_alone(
+    name: str, bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_usable(name)
+    monkeypatch.setenv("DSEDGE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "files").mkdir()
+    policies = ("error", "sliding", "spill", *(["evict"] if name == "native" else []))
+    made = {"made": bundles["llama"], "name": name, "folder": tmp_path / "files", "policies": policies}
+    machine = type("Machine", (OnABackend,), made)
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=8, stateful_step_count=20, deadline=None, derandomize=True, database=None),
+    )
