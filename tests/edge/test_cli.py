@@ -172,7 +172,7 @@ BAD = [
     (("run", "BUNDLE", "hi", "--runtime", "scripted", "--device", "cuda"), "device 'cuda' is not usable"),
     (("run", "BUNDLE", "hi", "--temperature", "-1"), "temperature is -1.0; it must be between 0"),
     (("run", "BUNDLE", "hi", "--top-p", "1.5"), "top_p is 1.5; it must be between 0 and 1"),
-    (("run", "BUNDLE", "hi", "--policy", "wrap"), "policy is 'wrap'; it must be error or sliding"),
+    (("run", "BUNDLE", "hi", "--policy", "wrap"), "policy is 'wrap'; it must be one of error, sliding, evict, spill"),
     (("run", "BUNDLE", "hi", "--context", "9999999"), "context of 9999999"),
     (("run", "BUNDLE", "hi", "--logit-bias", "x=1"), "logit bias 'x=1' is not ID=VALUE"),
     (("run", "BUNDLE", "hi", "--raw", "--system", "s"), "--raw uses no chat template"),
@@ -397,7 +397,7 @@ def test_json_in_a_stream_is_an_object_a_line(invoke: Invoke, bundle: Path) -> N
 
 
 @pytest.mark.parametrize(("line", "found"), [
-    ("dsedge run --policy ", ["error", "sliding"]),
+    ("dsedge run --policy ", ["error", "sliding", "evict", "spill"]),
     ("dsedge run --kv-dtype f", ["float32", "float16"]),
     ("dsedge bench --runtime ", ["auto", "native", "onnx", "torch"]),
     ("dsedge export --recipe s", ["sub1b"]),

@@ -70,6 +70,6 @@ def test_sliding_leaves_out_whole_turns_and_pins_the_system_prompt(opened: OpenS
 
 def test_other_policies_send_all(opened: OpenScripted) -> None:
     messages = talk(10, 10, 30, 30, 20)
-    for policy in ("error", "spill"):
+    for policy in ("error", "evict"):
         result = opened("x", context=400, policy=policy).complete(messages)
         assert (result.dropped_turns, result.policy) == (0, policy)
