@@ -71,7 +71,7 @@ RUNTIME: list[tuple[dict[str, Any], str]] = [
     ({"threads": 100_000}, f"threads is 100000; it must be between 1 and {max(64, 4 * CPUS)}"),
     ({"sequences": 10**7}, "sequences is 10000000; it must be between 1 and 65536"),
     ({"sinks": -1}, "sinks is -1; it must be between 0 and 2147483648"),
-    ({"policy": "wrap"}, "policy is 'wrap'; it must be error or sliding"),
+    ({"policy": "wrap"}, "policy is 'wrap'; it must be one of error, sliding, evict, spill"),
     ({"runtime": None}, "runtime is None; it must be a text"),
     ({"exact": "no"}, "exact is 'no'; it must be True or False"),
 ]
