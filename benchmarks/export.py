@@ -1,12 +1,13 @@
-"""How long an export without calibration takes, and the most memory that it needs.
+"""How long an export takes, and the most memory that it needs.
 
     python -m benchmarks.export                                 the default model, from its GGUF file
     python -m benchmarks.export --layers 7 --layers 28          Qwen2.5-7B's shape, with so many of its layers
+    python -m benchmarks.export --effort medium --layers 1 --layers 2 --tokens 8192   calibrated
 
-Each export runs in a fresh process; the peak is what that process has had resident at most. The second form writes
+Each export runs in a fresh process; the peak is what that process has had resident at most. The form with layers writes
 checkpoints of random numbers (15 GB at 28 layers, and 5 GB for the bundle) below `--scratch`, and removes them
-afterwards. Memory must grow with the largest tensor and not with the model. The bars: 20 s for the default model, 3 GiB
-for a 7B one.
+afterwards. Memory must grow with the largest tensor and not with the model: the last column tells the most so far at each
+quarter of the payload. The bars: 20 s for the default model and 3 GiB for a 7B one without calibration, 6 GiB with it.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ _SPARE = 1.5  # of a checkpoint's size: itself, its bundle, and some room
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """One export: seconds in all and by stage, most bytes of memory (None: the system does not tell), bundle bytes."""
+    """One export: seconds in all and by stage, most bytes of memory (None: the system does not tell), bundle bytes;
+    `peaks` are the most bytes so far while the payload was written."""
 
     seconds: float
     stages: dict[str, float]
     peak_bytes: int | None
+    peaks: list[int | None]
     bundle_bytes: int
 
 
@@ -40,8 +43,8 @@ def main() -> int:
     options = _parser().parse_args()
     machine = tables.machine()
     with tempfile.TemporaryDirectory(dir=options.scratch, prefix="dsedge-export-") as scratch:
-        rows = _large(options.layers, Path(scratch)) if options.layers else _small(options, Path(scratch))
-    head = ("", "parameters", "seconds", "quantize s", "check s", "peak GiB", "bundle MB")
+        rows = _large(options, Path(scratch)) if options.layers else _small(options, Path(scratch))
+    head = ("", "parameters", "seconds", "quantize s", "check s", "peak GiB", "bundle MB", "peaks GiB")
     tables.show([tables.Table("Export", head, rows, (machine,))], markdown=options.markdown)
     return 0
 
@@ -51,15 +54,15 @@ def _small(options: argparse.Namespace, scratch: Path) -> tuple[tuple[str, ...],
     source: Path = options.source or models.default_source()
     rows = []
     for recipe in options.recipe or [models.DEFAULT_RECIPE, models.EQUAL_BITS]:
-        runs = [run(source, scratch / f"{recipe}.dsedge", recipe) for _ in range(options.runs)]
+        runs = [run(source, scratch / f"{recipe}.dsedge", recipe, options) for _ in range(options.runs)]
         middle = sorted(runs, key=lambda found: found.seconds)[len(runs) // 2]
         rows.append(_row(f"{source.name}, recipe {recipe}, median of {len(runs)}", "", middle))
     return tuple(rows)
 
 
-def _large(layers: list[int], scratch: Path) -> tuple[tuple[str, ...], ...]:
+def _large(options: argparse.Namespace, scratch: Path) -> tuple[tuple[str, ...], ...]:
     rows = []
-    for count in layers:
+    for count in options.layers:
         needed, free = int(synthetic.size(count) * _SPARE), shutil.disk_usage(scratch).free
         if free < needed:
             raise SystemExit(f"{scratch}: {needed / 1e9:.0f} GB are needed and {free / 1e9:.0f} free; see --scratch")
@@ -67,25 +70,30 @@ def _large(layers: list[int], scratch: Path) -> tuple[tuple[str, ...], ...]:
         source.mkdir()
         print(f"writing {synthetic.size(count) / 1e9:.1f} GB to {source}", file=sys.stderr)
         parameters = synthetic.write(source, count)
-        found = run(source, out, None)
+        found = run(source, out, "", options)
         rows.append(_row(f"7B shape, {count} layers", f"{parameters / 1e9:.2f}e9", found))
         shutil.rmtree(source)
         shutil.rmtree(out)
     return tuple(rows)
 
 
-def run(source: Path, out: Path, recipe: str | None) -> Exported:
+def run(source: Path, out: Path, recipe: str, options: argparse.Namespace) -> Exported:
     """Export once in a fresh process."""
     line = [sys.executable, "-m", "benchmarks.workers.export", str(source.resolve()), str(out.resolve())]
-    found: dict[str, Any] = json.loads(models.output_of([*line, *([recipe] if recipe else [])]))
+    found: dict[str, Any] = json.loads(models.output_of([*line, recipe, options.effort, str(options.tokens)]))
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     return Exported(**found, bundle_bytes=size)
 
 
 def _row(name: str, parameters: str, found: Exported) -> tuple[str, ...]:
     peak = "unknown" if found.peak_bytes is None else f"{found.peak_bytes / _GIB:.2f}"
-    stages = (f"{found.stages.get(stage, 0.0):.1f}" for stage in ("quantize", "check"))
-    return name, parameters, f"{found.seconds:.1f}", *stages, peak, f"{found.bundle_bytes / 1e6:.1f}"
+    stages = (
+        f"{found.stages.get(stage, 0.0):.1f}"
+        for stage in ("calibrate" if "calibrate" in found.stages else "quantize", "check")
+    )
+    quarters = [found.peaks[min(len(found.peaks) - 1, quarter * len(found.peaks) // 4)] for quarter in range(1, 5)]
+    so_far = " ".join("?" if most is None else f"{most / _GIB:.2f}" for most in quarters)
+    return name, parameters, f"{found.seconds:.1f}", *stages, peak, f"{found.bundle_bytes / 1e6:.1f}", so_far
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--layers", type=int, action="append", help="export the 7B shape with so many layers; repeatable"
     )
+    parser.add_argument("--effort", default="none", help="none, medium or high [none]")
+    parser.add_argument("--tokens", type=int, default=0, help="of text for calibration at most [what an export takes]")
     parser.add_argument("--scratch", type=Path, help="a folder for what is written [the system's temporary one]")
     return parser
 

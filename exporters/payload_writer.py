@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -158,6 +158,8 @@ def jobs(weight: Weight, choice: Choice) -> Iterator[Job]:
     for run, method in zip(choice.layout.split(weight.name, weight.stored), choice.methods, strict=True):
         count = run.shape[0]
         step = max(1, _ENCODED_NUMBERS // run.shape[1]) if len(run.shape) == 2 else count
+        if weight.role in ("query", "key"):  # whole heads
+            step = max(weight.head_dim, step // weight.head_dim * weight.head_dim)
         member = weight.shape[1] if len(weight.shape) == 3 else count
         for first in range(0, count, member):
             for start in range(first, first + member, step):
@@ -225,7 +227,10 @@ def _of_job(plan: Plan, job: Job) -> Statistics | None:
     if isinstance(found, tuple):
         return found[job.start // job.weight.shape[1]]
     if found is None or plan.choice.layout.axis == "rows":
-        return found
+        if found is None or found.heads is None:
+            return found
+        first, last = (run.start + row for row in (job.start, job.stop))
+        return replace(found, heads=found.heads[first // job.weight.head_dim : last // job.weight.head_dim])
     columns = slice(run.start, run.stop)
     square, moment = found.mean_square, found.moment
     return Statistics(

@@ -35,7 +35,7 @@ class Effort:
     tokens: int = text.TOKENS
 
 
-EFFORTS = {"none": Effort(DEFAULT, equalizes=False), "medium": Effort("gptq"), "high": Effort("gptq", distills=True)}
+EFFORTS = {"none": Effort(DEFAULT, equalizes=False), "medium": Effort("heads"), "high": Effort("heads", distills=True)}
 DEFAULT_EFFORT = "medium"
 Progress = Callable[[float], None]
 Samples = Callable[[Progress], Calibration]

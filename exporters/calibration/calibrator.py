@@ -23,7 +23,7 @@ from edge.errors import CheckpointError
 from edge.graph import TOKENS, Graph
 from edge.ops import Weight
 from exporters import threads
-from exporters.calibration import inner
+from exporters.calibration import heads, inner
 from exporters.calibration.finished import Finished
 from exporters.calibration.parallel import add_moment, ordered
 from exporters.calibration.spill import Spill
@@ -118,6 +118,10 @@ class _Calibrator:
     def _needed(self, weights: Iterable[Weight]) -> bool:
         return needed({weight.name: self._plans[weight.name] for weight in weights})
 
+    def _weighs_heads(self, weights: Iterable[Weight]) -> bool:
+        methods = {method for weight in weights for method in self._plans[weight.name].choice.methods}
+        return any("heads" in find(method).NEEDS for method in methods)
+
     def _group(
         self, finished: Finished, name: str, weights: Sequence[Weight],
         statistics: Statistics | tuple[Statistics, ...] | None,
@@ -125,6 +129,10 @@ class _Calibrator:
         """Weights with the same input, which stay where the quantized stream reads them."""
         for weight in weights:
             self._plans[weight.name] = replace(self._plans[weight.name], statistics=statistics)
+        if isinstance(statistics, Statistics) and statistics.moment is not None and self._weighs_heads(weights):
+            partners = heads.moments(self._graph, weights, statistics.moment, self._read_source)
+            for matrix, found in partners.items():
+                self._plans[matrix] = replace(self._plans[matrix], statistics=replace(statistics, heads=found))
         for rows in self._finish(finished, name, weights):
             self._keep(rows)
             yield rows

@@ -28,10 +28,8 @@ _BLOCK = 64  # columns between two updates by a product of whole matrices
 def quantize(weight: Rows, scheme: Scheme, statistics: Statistics | None) -> Parts:
     """Codes of these rows under the moment of their input."""
     assert statistics is not None
-    moment = statistics.moment
-    assert moment is not None
     rows = weight.read()
-    return encode(scheme, rows, statistics.memo.get(__name__, lambda: Objective.of(moment)))
+    return encode(scheme, rows, objective(statistics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +47,24 @@ class Objective:
 
     @classmethod
     def of(cls, moment: Array) -> Objective:
-        """Something is added to the diagonal, so that a column that is always zero is no exception."""
-        mean = float(np.mean(np.diagonal(moment), dtype=np.float64))
-        damped = moment.copy()
-        damped[np.diag_indices_from(damped)] += np.float32(DAMPING * mean) if mean > 0 else np.float32(1)
-        order = np.argsort(-np.diagonal(damped), kind="stable")
-        return cls(damped, order, _feedback(damped, order))
+        conditioned = damped(moment)
+        order = np.argsort(-np.diagonal(conditioned), kind="stable")
+        return cls(conditioned, order, feedback(conditioned, order))
+
+
+def objective(statistics: Statistics) -> Objective:
+    """What is worked out of a moment, once for all matrices that share it."""
+    moment = statistics.moment
+    assert moment is not None
+    return statistics.memo.get(__name__, lambda: Objective.of(moment))
+
+
+def damped(moment: Array) -> Array:
+    """With something added to the diagonal, so that a column that is always zero is no exception."""
+    mean = float(np.mean(np.diagonal(moment), dtype=np.float64))
+    found = moment.copy()
+    found[np.diag_indices_from(found)] += np.float32(DAMPING * mean) if mean > 0 else np.float32(1)
+    return found
 
 
 def encode(scheme: Scheme, weight: Array, objective: Objective) -> Parts:
@@ -71,7 +81,7 @@ def encode(scheme: Scheme, weight: Array, objective: Objective) -> Parts:
     return grid.parts(back, columns)
 
 
-def _feedback(moment: Array, order: npt.NDArray[np.intp]) -> Array:
+def feedback(moment: Array, order: npt.NDArray[np.intp]) -> Array:
     """The unit upper triangle. Wide moments are factored in float32: a copy of one in float64 is gigabytes."""
     flipped = moment[np.ix_(order[::-1], order[::-1])]
     lower = _cholesky(flipped.astype(np.float64) if len(moment) <= EXACT else flipped)

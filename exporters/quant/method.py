@@ -21,7 +21,7 @@ from edge.payload import Scheme
 
 Array = npt.NDArray[np.float32]
 Parts = dict[str, npt.NDArray[Any]]
-Statistic = Literal["mean_square", "moment"]
+Statistic = Literal["mean_square", "moment", "heads"]
 Result = TypeVar("Result")
 
 
@@ -50,11 +50,14 @@ class Statistics:
 
     mean_square  [columns]            mean of the square of each column of the input
     moment       [columns, columns]   mean of input · inputᵀ
+    heads        [heads, head_dim, head_dim]  of queries and keys alone: the second moment of what each head is
+                                      multiplied with, see exporters.calibration.heads
     """
 
     tokens: int
     mean_square: Array | None = None
     moment: Array | None = None
+    heads: Array | None = None
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
 
@@ -71,7 +74,7 @@ class Rows(Protocol):
 
 
 class Method(Protocol):
-    """A module of the table. `NEEDS` names the statistics without which it cannot work."""
+    """A module of the table. `NEEDS` names the statistics that are collected for it."""
 
     NEEDS: tuple[Statistic, ...]
 
@@ -84,6 +87,7 @@ METHODS: dict[str, str] = {
     "nearest": "exporters.quant.rtn",
     "carry": "exporters.quant.carry",
     "gptq": "exporters.quant.gptq",
+    "heads": "exporters.quant.heads",
 }
 DEFAULT = "nearest"
 
@@ -98,7 +102,8 @@ def find(name: str) -> Method:
 def check_statistics(name: str, weight: str, statistics: Statistics | tuple[Statistics, ...] | None) -> None:
     """Raise OptionError unless everything that the method needs was collected for the weight, or all of its stack."""
     found = statistics if isinstance(statistics, tuple) else (statistics,)
-    lacking = [need for need in find(name).NEEDS if any(getattr(item, need, None) is None for item in found)]
+    needs = (need for need in find(name).NEEDS if need != "heads")  # which most matrices have none of
+    lacking = [need for need in needs if any(getattr(item, need, None) is None for item in found)]
     if lacking:
         raise OptionError(
             f"method {name} needs calibration statistics of {weight} ({', '.join(lacking)}), and none were collected; "

@@ -339,7 +339,7 @@ def test_an_export_with_effort_is_closer_to_its_source_and_says_what_it_read(
     told = bundle.manifest.recipe["calibration"]
     assert told["sha256"] == hashlib.sha256(own_text.read_bytes()).hexdigest()
     assert (told["text"], told["seed"]) == ("own.txt", 0)
-    assert {rule["method"] for rule in bundle.manifest.recipe["rule"]} == {"gptq"}
+    assert {rule["method"] for rule in bundle.manifest.recipe["rule"]} == {"heads"}
     assert stages["calibrate"] == 1.0
     assert kl["medium"] < 0.95 * kl["none"]  # its inputs are nearly independent: there is little to gain
     assert not list((tmp_path / "medium.dsedge").rglob(".*"))

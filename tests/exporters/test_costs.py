@@ -72,6 +72,19 @@ def test_each_part_costs_what_it_costs_in_transformers(llama_folder: Path, llama
     assert second.kv_heads[1] == pytest.approx(cost_of(llama_folder, llama_bundle, parts), rel=1e-3)
 
 
+def test_q4_embedding_and_head_have_eight_bits_and_a_share_of_the_loss(llama_folder: Path, tmp_path: Path) -> None:
+    """By the recipes for whole models, beside a head in four bits; both shares are in the report."""
+    shares = []
+    for recipe in ("sub1b", "int4-g32-sym"):
+        bundle = export(llama_folder, tmp_path / f"{recipe}.dsedge", recipe=recipe, targets=())
+        told = found(llama_folder, bundle)
+        assert told is not None
+        shares.append([told.kinds[kind] / sum(told.kinds.values()) for kind in ("embed", "head")])
+    (embed, head), (narrow_embed, narrow_head) = shares
+    assert 0 < embed < 0.1 * narrow_embed
+    assert 0 < head < 0.1 * narrow_head
+
+
 def test_a_part_that_lost_nothing_costs_nothing(llama_folder: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text(

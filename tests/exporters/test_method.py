@@ -79,7 +79,7 @@ def test_an_unknown_method_names_the_known_ones() -> None:
     with pytest.raises(OptionError, match="unknown method 'gptq2'; known are nearest, carry, gptq"):
         method.find("gptq2")
     needs = {name: method.find(name).NEEDS for name in method.METHODS}
-    assert needs == {"nearest": (), "carry": (), "gptq": ("moment",)}
+    assert needs == {"nearest": (), "carry": (), "gptq": ("moment",), "heads": ("moment", "heads")}
 
 
 def test_n40_matrices_of_zeros_are_told(tmp_path: Path) -> None:

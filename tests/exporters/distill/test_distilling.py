@@ -46,7 +46,7 @@ def sentences(*, seed: int, count: int) -> str:
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few steps on few tokens, by one thread."""
     monkeypatch.setattr(distilling, "COURSE", Course(steps=12, batch=1, travel=0.5))
-    monkeypatch.setitem(calibration.EFFORTS, "high", Effort("gptq", distills=True, tokens=5120))
+    monkeypatch.setitem(calibration.EFFORTS, "high", Effort("heads", distills=True, tokens=5120))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -87,7 +87,7 @@ def test_it_is_closer_to_the_source_than_what_it_began_with(
     assert (told["steps"], told["travel"], told["used"]) == (60, 0.5, True)
     assert told["held_out_kl"][1] < 0.95 * told["held_out_kl"][0]
     assert "distillation" not in medium.manifest.recipe
-    assert {rule["method"] for rule in high.manifest.recipe["rule"]} == {"gptq"}
+    assert {rule["method"] for rule in high.manifest.recipe["rule"]} == {"heads"}
     assert not list((tmp_path / "high.dsedge").rglob(".*"))
     assert high.manifest.schemes == medium.manifest.schemes
     assert high.weights.shapes == medium.weights.shapes
