@@ -6,8 +6,8 @@
 
 Each export runs in a fresh process; the peak is what that process has had resident at most. The form with layers writes
 checkpoints of random numbers (15 GB at 28 layers, and 5 GB for the bundle) below `--scratch`, and removes them
-afterwards. Memory must grow with the largest tensor and not with the model: the last column tells the most so far at each
-quarter of the payload. The bars: 20 s for the default model and 3 GiB for a 7B one without calibration, 6 GiB with it.
+afterwards. Memory must grow with the largest tensor and not with the model: the last column tells the most so far at
+each quarter of the payload. The bars: 20 s for the default model, 3 GiB for a 7B one, 6 GiB where it is calibrated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rounding with second-order feedback within heads: an error costs what it does to the scores of its head.
 
 A row of a query's matrix makes one channel of a head, and errors E of a head's rows change its scores by E x · k.
-Their square is tr(B E H Eᵀ) on average, with H the second moment of the inputs x and B that of the keys. So rows make up
-for errors of other rows, as columns do for those of other columns (BoA, arXiv:2406.13474, has the same objective). Rows
+Their square is tr(B E H Eᵀ) on average, H the second moment of the inputs x and B that of the keys. So rows make up for
+errors of other rows, as columns do for those of other columns (BoA, arXiv:2406.13474, has the same objective). Rows
 are rounded one block after another, each towards its numbers and the feedback of the blocks before it; within a row all
 is as in exporters.quant.gptq, and matrices that make no queries or keys are encoded as there.
 """
