@@ -93,7 +93,7 @@ class Figures:
     """What a row came to; None where the native engine is not there.
 
     `int8_layers` is how many layers the engine keeps in int8 where that is asked for, of all; `calibrated` and
-    `measured` count tokens.
+    `measured` count tokens. None in rows that were kept before these were.
     """
 
     bits: float
@@ -104,10 +104,10 @@ class Figures:
     source_perplexity: float
     native_kl: float | None
     int8_kl: float | None
-    int8_layers: str | None
-    calibrated: int
-    measured: int
     minutes: float
+    int8_layers: str | None = None
+    calibrated: int | None = None
+    measured: int | None = None
 
 
 def main() -> int:
@@ -159,7 +159,7 @@ def measure(source: Path, row: Row, scratch: Path, chunks: int | None = None) ->
     native, int8 = (found[cache].mean_kl if cache in found else None for cache in ("float16", "int8"))
     figures = weights.mean_kl, weights.p99_kl, weights.top1, weights.perplexity
     calibrated = bundle.manifest.recipe.get("calibration", {}).get("tokens", 0)
-    return Figures(_bits(bundle), *figures, own, native, int8, layers, calibrated, sum(map(len, parts)), minutes)
+    return Figures(_bits(bundle), *figures, own, native, int8, minutes, layers, calibrated, sum(map(len, parts)))
 
 
 def _bits(bundle: Bundle) -> float:
@@ -189,12 +189,16 @@ def _cells(label: str, row: Figures) -> tuple[str, ...]:
     return (
         label, f"{row.bits:.2f}", f"{row.mean_kl:.4f}", f"{row.p99_kl:.3f}", f"{row.top1:.1%}",
         f"{row.perplexity:.2f} ({over:+.1%})", _figure(row.native_kl), _figure(row.int8_kl), row.int8_layers or "",
-        f"{row.calibrated:,}", f"{row.measured:,}", f"{row.minutes:.1f}",
+        _count(row.calibrated), _count(row.measured), f"{row.minutes:.1f}",
     )  # fmt: skip
 
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _clipping() -> ModuleType:
