@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edge.bundle import Bundle
+from edge.cores import physical_cores
 from edge.errors import ClosedError, OptionError
 from edge.kv import KvLayout, Move
 from edge.lifecycle import compiled
@@ -52,6 +53,7 @@ class TorchRuntime:
         self.dtype = loader.dtype
         self.kv_dtypes = tuple(str(keys.dtype).removeprefix("torch.") for keys in pool.keys)
         self._lock = threading.RLock()
+        self._closed = self._inside = False
         self._program, self._device = program, loader.work.device
         self._pool: Pool | None = pool
         self._weights = loader.load(bundle.graph)
@@ -108,24 +110,39 @@ class TorchRuntime:
 
     def close(self) -> None:
         with self._lock:
-            self._pool = None
-            self._decoder = None
-            for name in ("_weights", "_work"):
-                self.__dict__.pop(name, None)
-            devices.release(self._device)
+            self._closed = True
+            self._free()
+
+    def _free(self) -> None:
+        """Free everything, unless a call is under way, within which a handler closed it: it then does so."""
+        if self._inside:
+            return
+        self._pool = self._decoder = None
+        for name in ("_weights", "_work"):
+            self.__dict__.pop(name, None)
+        devices.release(self._device)
 
     @contextmanager
     def _using(self) -> Iterator[Pool]:
         """The pool, one call at a time. Raises ClosedError once it is closed, OptionError without memory."""
         with compiled, self._lock, torch.inference_mode():
-            if self._pool is None:
+            if self._closed:
                 raise ClosedError("the torch runtime is closed; load the model again")
-            with _enough_memory(self._device, "so many tokens at once", "choose a smaller chunk"):
-                yield self._pool
+            assert self._pool is not None
+            self._inside = True
+            try:
+                with _enough_memory(self._device, "so many tokens at once", "choose a smaller chunk", self._decoder):
+                    yield self._pool
+            finally:
+                self._inside = False
+                if self._closed:
+                    self._free()
 
 
 @contextmanager
-def _enough_memory(device: torch.device, what: str, advice: str) -> Iterator[None]:
+def _enough_memory(
+    device: torch.device, what: str, advice: str, decoder: Decoder | None = None
+) -> Iterator[None]:  # fmt: skip
     """Make what torch says when memory runs out an OptionError that has the numbers."""
     try:
         yield
@@ -135,6 +152,8 @@ def _enough_memory(device: torch.device, what: str, advice: str) -> Iterator[Non
             raise
         told = f"{device.type} has no memory for {what} ({devices.memory(device)}); {advice}"
     # Behind the error, which held what the call had allocated.
+    if decoder is not None:
+        decoder.forget()
     devices.release(device)
     raise OptionError(told)
 
@@ -151,8 +170,8 @@ def open_engine(
 ) -> TorchRuntime:
     """Open a bundle. Raises OptionError where the device has no memory for it."""
     device = torch.device(device_name)
-    if device.type == "cpu" and options.threads:
-        torch.set_num_threads(options.threads)
+    if device.type == "cpu":
+        torch.set_num_threads(options.threads or physical_cores())
     dtype = devices.compute_dtype(device_name, options)
     dense = torch.float16 if options.weights == "float16" else None
     kernel = None if dense or options.exact else kernels.find(device_name, dtype)
@@ -162,6 +181,8 @@ def open_engine(
     size = bundle.weights.path.stat().st_size / 1e6
     what = f"weights of {size:.0f} MB and keys and values of {layout.sequences} sequences of {layout.context} tokens"
     advice = "choose a smaller context or fewer sequences, kv host, or a smaller model"
+    if device.type == "mps":
+        torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends: beyond it, it would swap
     with torch.inference_mode(), _enough_memory(device, what, advice):
         kind = HostPool if options.kv == "host" else Pool
         pool = kind(bundle.spec, layout, tuple(getattr(torch, name) for name in dtypes), device)

@@ -60,8 +60,7 @@ class TorchCore:
         rule = self._rule
         given = torch.tensor(logits) if isinstance(logits, np.ndarray) else logits
         made = self._adjusted(given[: rule.end].float(), allowed)
-        best = made.argmax()
-        top = made[best]
+        top, best = made.max(dim=0)  # of equal ones the first
         token = best
         if rule.sampling.temperature > 0:
             u = next(self._uniforms)
@@ -138,13 +137,14 @@ def _draw(logits: Tensor, top: Tensor, u: float, rule: SamplingRule) -> Tensor:
         values, ids = values[: sampling.top_k], ids[: sampling.top_k]
     weights = ((values.to(_wide(logits.device)) - top) / sampling.temperature).exp()
     sums = weights.cumsum(0)
-    last = torch.tensor(len(sums) - 1, device=sums.device)
+    # Places are tensors of one number that are gathered by: an index that is read would wait for the device.
+    last = torch.full((1,), len(sums) - 1, dtype=torch.int64, device=sums.device)
     if sampling.top_p < 1:
-        last = torch.minimum(last, torch.searchsorted(sums, (sampling.top_p * sums[-1])[None])[0])
+        last = torch.minimum(last, torch.searchsorted(sums, sampling.top_p * sums[-1:]))
     if sampling.min_p > 0:
         last = torch.minimum(last, (weights >= sampling.min_p).sum() - 1)
-    place = torch.searchsorted(sums, (u * sums[last])[None], right=True)[0]
-    return ids[torch.minimum(place, last)]
+    place = torch.searchsorted(sums, u * sums.gather(0, last), right=True)
+    return ids.gather(0, torch.minimum(place, last))[0]
 
 
 def _wide(device: torch.device) -> torch.dtype:

@@ -16,7 +16,7 @@ import pytest
 import edge
 from edge.bundle import Bundle
 from edge.engine import Engine
-from edge.errors import DeviceError, NumericsError, OptionError, UnsupportedError
+from edge.errors import ClosedError, DeviceError, NumericsError, OptionError, UnsupportedError
 from edge.kv import plan_layout
 from edge.options import GenerateOptions, RuntimeOptions
 from edge.results import Request
@@ -299,6 +299,24 @@ def test_options_of_this_runtime_are_refused_by_others(bundles: Bundles) -> None
     for options in ({"compute": "bfloat16"}, {"weights": "float16"}, {"kv": "host"}):
         with pytest.raises(UnsupportedError, match=r"native has no option (compute|weights|kv) .*; torch has it"):
             open_runtime(bundles["llama"], layout, RuntimeOptions(runtime="native", **options))  # type: ignore[arg-type]
+
+
+def test_closed_within_a_call_it_finishes_that(bundles: Bundles, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a signal handler closes it; what the call still needs stays until its end."""
+    runtime = opened(bundles["llama"], exact=True)
+    session = Session(runtime)
+    evaluate = program.EVALUATORS[program.Gate]
+
+    def closes(*given: Any) -> Any:
+        runtime.close()
+        return evaluate(*given)
+
+    monkeypatch.setitem(program.EVALUATORS, program.Gate, closes)
+    ids = random_ids(20)
+    assert np.abs(session.step(ids, "all") - expected(bundles["llama"], ids)).max() < 1e-3
+    assert runtime._pool is None
+    with pytest.raises(ClosedError, match="load the model again"):
+        session.step([5])
 
 
 def test_a_token_outside_the_vocabulary_is_an_error(bundles: Bundles, opened: Open) -> None:
