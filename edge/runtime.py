@@ -152,6 +152,7 @@ RUNTIMES: dict[str, str] = {
 EXPLICIT = ("coreml", "coreml-interpreter", "scripted")
 # What `dsedge doctor` says beside: modules with `describe(devices) -> list[str]`.
 DETAILS = {"torch": "runtimes.torch.details"}
+GPUS = ("torch",)  # backends that use a GPU where there is one
 # The most prompt tokens in one forward: what most backends do best, and those that choose for themselves up to a bound.
 CHUNK = 256
 CHUNKS = {"torch": 1024}
@@ -220,21 +221,24 @@ def _check_special(name: str, options: RuntimeOptions) -> None:
 def chosen(bundle: Bundle, options: RuntimeOptions) -> str:
     """The backend that options mean for a bundle: the one that they name, or for "auto" the fastest here.
 
-    By its device, where they name one; where a GPU could be used, by a short measurement when that was first asked for.
-    Raises DeviceError as `automatic` does.
+    By a device or an option that only some backends have, where they name one; where a GPU could be used, by a short
+    measurement when that was first asked for. Raises DeviceError as `automatic` does.
     """
     if options.runtime != "auto":
         return options.runtime
-    usable = {name: found.devices for name in RUNTIMES if name not in EXPLICIT and (found := support(name)).devices}
+    for option, backends in SPECIAL.items():
+        if getattr(options, option) != "auto":
+            return backends[0]
     if options.device != "auto":
-        return next((name for name, devices in usable.items() if options.device in devices), automatic())
+        usable = (name for name in RUNTIMES if name not in EXPLICIT and options.device in support(name).devices)
+        return next(usable, automatic())
     base = automatic()
-    gpus = {name: devices[0] for name, devices in usable.items() if devices[0] != "cpu"}
+    gpus = {name: found.devices[0] for name in GPUS if (found := support(name)).devices[:1] not in ((), ("cpu",))}
     if not gpus:
         return base
     from edge.choosing import fastest
 
-    return fastest(bundle, options, {base: usable[base][0], **gpus})
+    return fastest(bundle, options, {base: support(base).devices[0], **gpus})
 
 
 def automatic() -> str:

@@ -37,6 +37,7 @@ from edge import branches
 from edge.graph import build
 from edge.layers import Dense
 from edge.ops.clip import Clip
+from exporters import parity as check
 from exporters.architectures import describe
 from exporters.checkpoint.open import open_checkpoint
 from exporters.parity import source_reader
@@ -67,6 +68,12 @@ bundle = edge.export(source, folder / "clipped.dsedge", recipe="sub1b")
 parity = bundle.manifest.quality.parity
 for name, figures in sorted(parity.runtimes.items()):
     print(name, figures.exact.max_diff, figures.used.mean_kl)
+ids = check.sample_ids(bundle, 40)
+wanted = Reference(bundle.graph, bundle.weights.read, context=40).run(ids)
+exact, used = (
+    check.compare(wanted, check.run_graph(bundle, ids, exact=exact, runtime="torch")) for exact in (True, False)
+)
+print("torch", exact.max_diff, used.mean_kl)
 """
 
 
@@ -127,7 +134,7 @@ def test_the_page_makes_an_op(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(tree)!r})\n{SCRIPT}"
     printed = run(sys.executable, "-S", "-c", NO_EDITABLE + code, tmp_path / "models", cwd=tree)
     found = {line.split()[0]: [float(word) for word in line.split()[1:]] for line in printed.splitlines()}
-    assert set(found) == {"native", "onnx"}
+    assert set(found) == {"native", "onnx", "torch"}
     for exact, used in found.values():
         assert exact < 1e-3
         assert used < 0.05

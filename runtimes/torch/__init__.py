@@ -16,7 +16,6 @@ import importlib.util
 import re
 import sys
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ from edge.errors import DeviceError
 from edge.kv import KvLayout
 from edge.options import RuntimeOptions
 from edge.runtime import CHUNK, Support, pick_device, pick_kv_dtype
-from edge.saving import bundle_sum
-from runtimes.kv_dtypes import kv_dtypes
 
 if TYPE_CHECKING:
     from runtimes.torch.engine import TorchRuntime
@@ -37,10 +34,11 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "C:/Windows/System32/nvcud
 
 def support() -> Support:
     """Its devices, the fastest first; the reason says why a GPU is not among them."""
-    if importlib.util.find_spec("torch") is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return Support((), "PyTorch is not installed: pip install 'dsedge[torch]'")
-    found = _version()
-    if found[:2] < MINIMUM:
+    found = _version(Path(spec.origin).parent)
+    if found and found[:2] < MINIMUM:
         told, least = (".".join(map(str, item)) for item in (found, MINIMUM))
         return Support((), f"PyTorch {told} is too old: {least} or newer is needed: pip install -U torch")
     if reason := _why_no_gpu():
@@ -51,13 +49,14 @@ def support() -> Support:
     return Support(tuple(names), "" if len(names) > 1 else "no GPU: PyTorch, as it is installed, can use none here")
 
 
-def _version() -> tuple[int, ...]:
+def _version(package: Path) -> tuple[int, ...]:
+    """Of an installed PyTorch, from the file that says it: importing it takes seconds. Empty where there is none."""
     try:
-        return tuple(int(part) for part in re.findall(r"\d+", version("torch").partition("+")[0])[:3])
-    except PackageNotFoundError:  # from a checkout
-        import torch
-
-        return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:3])
+        text = (package / "version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ()
+    found = re.search(r"^__version__ = '(\d+)\.(\d+)\.(\d+)", text, re.MULTILINE)
+    return tuple(int(part) for part in found.groups()) if found else ()
 
 
 def _why_no_gpu() -> str:
@@ -74,6 +73,8 @@ def kept_kv(bundle: Bundle, options: RuntimeOptions) -> list[str]:
     offered = ("float32",) if options.exact else ("float32", "float16") if exact or device == "cpu" else (
         "float16", "float32"
     )  # fmt: skip
+    from runtimes.kv_dtypes import kv_dtypes  # not at the top: `auto` asks for a GPU at every start
+
     return kv_dtypes(bundle, pick_kv_dtype("torch", options, offered))
 
 
@@ -83,6 +84,8 @@ def open_model(bundle: Bundle, layout: KvLayout, options: RuntimeOptions) -> Tor
         raise DeviceError(f"runtime torch is not usable here: {found.reason}")
     device = pick_device("torch", options, found.devices)
     dtypes = kept_kv(bundle, options)
+    from edge.saving import bundle_sum
+
     try:
         from runtimes.torch import tuning
         from runtimes.torch.engine import open_engine

@@ -33,6 +33,7 @@ class Backends:
         self.devices = {"slow": ("cpu",), "quick": ("cuda", "cpu")}
         self.errors: dict[str, Exception] = {}
         monkeypatch.setattr(runtime, "RUNTIMES", {name: f"tests.made_up_{name}" for name in self.delays})
+        monkeypatch.setattr(runtime, "GPUS", ("quick",))
         for name in self.delays:
             module: Any = ModuleType(f"tests.made_up_{name}")
             module.support = lambda name=name: Support(self.devices[name])
@@ -96,6 +97,14 @@ def test_a_device_finds_its_backend(backends: Backends, tmp_path: Path) -> None:
     assert runtime.chosen(bundle, RuntimeOptions(device="npu")) == "slow"  # which then says what is there
     with pytest.raises(DeviceError, match="'npu' is not usable by runtime scripted; here are: cpu"):
         scripted.pick_device("scripted", RuntimeOptions(device="npu"), ("cpu",))
+
+
+def test_an_option_finds_the_backend_that_has_it(
+    backends: Backends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "SPECIAL", {"compute": ("quick",)})
+    assert chosen(tmp_path, compute="float16") == "quick"
+    assert backends.opened == []
 
 
 def test_another_bundle_or_option_is_measured_anew(backends: Backends, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -325,7 +326,9 @@ def test_a_token_outside_the_vocabulary_is_an_error(bundles: Bundles, opened: Op
 
 
 def test_a_torch_that_is_missing_or_too_old_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("runtimes.torch.version", lambda name: "2.3.1+cu121")
+    (tmp_path / "version.py").write_text("from typing import Optional\n\n__version__ = '2.3.1+cu121'\ndebug = False\n")
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
     assert support("torch").devices == ()
     assert "PyTorch 2.3.1 is too old: 2.5 or newer is needed: pip install -U torch" in support("torch").reason
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
