@@ -50,6 +50,7 @@ class HostPool(Pool):
         return found
 
     def begin(self, step: Step) -> None:
+        self._settled()  # rows that are picked one by one are picked by the host
         self._rings = step.rings
         self._coming = self._fetch(0)
 
