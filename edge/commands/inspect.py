@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, cast
 
 import typer
@@ -17,12 +17,12 @@ from edge.commands import answer, terminal
 from edge.commands.complete import BundleArgument, KvDtypeOption, RuntimeOption
 from edge.commands.quality import print_quality
 from edge.commands.wrapping import columns, fill
-from edge.errors import BundleError, DeviceError, UnsupportedError, found_in
+from edge.errors import BundleError, DeviceError, UnsupportedError, UserError, found_in
 from edge.kv import KvDtype, plan_layout, row_bytes
 from edge.options import RuntimeOptions, Sampling
 from edge.quality import QualityReport
 from edge.runtime import kept_kv
-from edge.sizing import DEFAULT_CONTEXT
+from edge.sizing import DEFAULT_CONTEXT, context_of
 from edge.tokenizer import read_json
 
 
@@ -53,7 +53,8 @@ class Inspect:
 
 def describe(bundle: Bundle, options: RuntimeOptions | None = None) -> dict[str, Any]:
     """The figures of a bundle, under keys that stay. Sizes are bytes; `memory` estimates what running it with `context`
-    tokens keeps, `kv` how the backend that the options mean keeps them: `dtypes` counts layers."""
+    tokens keeps, and `auto` is the context that free memory holds now (None: not the shortest one); `kv` tells how the
+    backend that the options mean keeps them: `dtypes` counts layers."""
     manifest, spec = bundle.manifest, bundle.spec
     tensors = _tensors(bundle)
     weights = sum(row["bytes"] for row in tensors)
@@ -77,12 +78,25 @@ def describe(bundle: Bundle, options: RuntimeOptions | None = None) -> dict[str,
         "ends": _ends(bundle),
         "context": spec.context,
         "kv": kv,
-        "memory": {"context": context, "weights": weights, "kv": kv["bytes"], "total": weights + kv["bytes"]},
+        "memory": {
+            "context": context,
+            "weights": weights,
+            "kv": kv["bytes"],
+            "total": weights + kv["bytes"],
+            "auto": _auto(bundle, options or RuntimeOptions()),
+        },
         "sampling": manifest.sampling,
         "mean_kl": quality.mean_kl if quality else None,
         "top1": quality.top1 if quality else None,
         "origin": asdict(manifest.origin) if manifest.origin else None,
     }
+
+
+def _auto(bundle: Bundle, options: RuntimeOptions) -> int | None:
+    try:
+        return context_of(bundle, replace(options, context="auto"))
+    except UserError:  # too little memory, or no backend here
+        return None
 
 
 def details(bundle: Bundle) -> dict[str, Any]:
@@ -208,7 +222,8 @@ def _print(report: dict[str, Any]) -> None:
         or "none known: answers go on until their limit",
         "sampling": answer.describe_sampling(Sampling(**report["sampling"])),
         "memory": f"{terminal.megabytes(memory['total'])} at {memory['context']} tokens "
-        f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])})",
+        f"(weights {terminal.megabytes(memory['weights'])}, KV {terminal.megabytes(memory['kv'])}); "
+        f"--context auto: {'too little is free' if memory['auto'] is None else str(memory['auto']) + ' tokens here'}",
     }
     for key, value in lines.items():
         text = terminal.visible(f"{key + ':':12}{value}")

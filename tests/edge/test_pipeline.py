@@ -11,6 +11,7 @@ import pytest
 
 from edge import sizing
 from edge.bundle import Manifest
+from edge.commands.inspect import describe
 from edge.errors import BundleError, OptionError, PromptTooLongError
 from edge.options import GenerateOptions, RuntimeOptions, Sampling
 from edge.pipeline import Pipeline, load
@@ -319,6 +320,7 @@ def test_an_automatic_context_is_as_long_as_free_memory_holds(
     if context is None:
         with pytest.raises(OptionError, match=r"for a context of 256 0 MB, and 0 MB of memory are free"):
             Pipeline(bundle, options)
-        return
-    with Pipeline(bundle, options) as pipeline:
-        assert pipeline.runtime.layout.context == context
+    else:
+        with Pipeline(bundle, options) as pipeline:
+            assert pipeline.runtime.layout.context == context
+    assert describe(bundle, RuntimeOptions(runtime="scripted"))["memory"]["auto"] == context
