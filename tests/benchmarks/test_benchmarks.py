@@ -19,7 +19,7 @@ from exporters.architectures import describe
 from exporters.checkpoint.open import open_checkpoint
 from runtimes import scripted
 
-COMMANDS = ("speed", "overhead", "together", "startup", "fidelity", "export")
+COMMANDS = ("speed", "overhead", "together", "startup", "fidelity", "export", "policies", "endurance")
 FAKE = """
 import sys
 from benchmarks.workers.loop import serve
