@@ -62,7 +62,7 @@ class Worker:
     """A process that speaks the protocol of `benchmarks.workers.loop`. A context manager that ends it.
 
     `engine` is its name and version, `load_s` what opening the model took; `kv_bytes` are reserved for keys and
-    values, `kv_row_bytes` hold a token's in one layer, both 0 where an engine does not tell.
+    values, `kv_row_bytes` hold a token's in one layer, all 0 where an engine does not tell.
     """
 
     def __init__(self, name: str, line: Sequence[str]) -> None:
@@ -70,16 +70,20 @@ class Worker:
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         ready = self._read()
         self.engine: str = ready["engine"]
-        self.load_s: float = ready["load_s"]
-        self.kv_bytes: int = ready["kv_bytes"]
-        self.kv_row_bytes: float = ready["kv_row_bytes"]
+        self.load_s: float = ready.get("load_s", 0.0)
+        self.kv_bytes: int = ready.get("kv_bytes", 0)
+        self.kv_row_bytes: float = ready.get("kv_row_bytes", 0)
 
     def run(self, prompt: Sequence[int], new: int) -> Sample:
+        return Sample(**self.ask({"prompt": list(prompt), "new": new}))
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request. Raises WorkerError."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # the answer that is missing then says so
-            self._process.stdin.write(json.dumps({"prompt": list(prompt), "new": new}) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-        return Sample(**self._read())
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout

@@ -1,10 +1,12 @@
 """How much of a decode step is not the backend's forward: sampling, bookkeeping of the cache, detokenizing.
 
     python -m benchmarks.overhead [BUNDLE]
+    python -m benchmarks.overhead --clock cpu --threads 1       on a machine that does other things too
 
 A step lasts from the end of one forward to the end of the next. Its overhead is everything but that next forward:
 storing the new row, choosing the token, turning it into text, handing it to the caller, planning slots. The prompt is
-short, since a long one would make forwards longer and the share smaller. The bar is 5%.
+short, since a long one would make forwards longer and the share smaller. Of several answers at once each has a thread
+that reads it; their steps are those between the first and the last forward of all of them. The bar is 5%.
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import edge
 from benchmarks import models, tables, timed_runtime
-from benchmarks.timed_runtime import TimedRuntime
+from benchmarks.timed_runtime import CLOCKS, Forward, TimedRuntime
 from edge.pipeline import Pipeline
 
 BAR = 0.05
+SEVERAL = 16  # answers at once, in rows of their own
 PROMPT = "Tell a long story about a lighthouse keeper and the sea."
 # A row's name → (whether text is made, options of sampling).
 CASES: dict[str, tuple[bool, dict[str, float]]] = {
@@ -57,8 +61,13 @@ class Step:
 
 def main() -> int:
     options = _parser().parse_args()
+    if options.clock == "cpu" and options.threads != 1:
+        raise SystemExit("--clock cpu sees the work of the calling thread alone; use --threads 1")
     machine = tables.machine()
-    opened = edge.RuntimeOptions(runtime=timed_runtime.install(options.runtime), threads=options.threads, context=512)
+    TimedRuntime.clock = options.clock
+    opened = edge.RuntimeOptions(
+        runtime=timed_runtime.install(options.runtime), threads=options.threads, context=512, sequences=SEVERAL
+    )
     with edge.load(options.bundle or models.default_bundle(models.DEFAULT_RECIPE), opened) as pipeline:
         steps = measure(pipeline, options.new, options.runs)
         engine = pipeline.runtime.name.removeprefix(f"{timed_runtime.NAME} ")
@@ -72,36 +81,53 @@ def main() -> int:
 
 
 def measure(pipeline: Pipeline, new: int, runs: int) -> dict[str, list[Step]]:
-    """The cases in turn, `runs` times each after one that is not counted."""
-    found: dict[str, list[Step]] = {name: [] for name in CASES}
+    """The cases in turn, alone and several at once, `runs` times each after one that is not counted."""
+    found: dict[str, list[Step]] = {}
     for number in range(runs + 1):
-        for name, (text, sampling) in CASES.items():
-            generate = edge.GenerateOptions(max_tokens=new, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
-            step = _run(pipeline, generate, text=text)
-            if number:
-                found[name].append(step)
+        for answers in (1, SEVERAL):
+            for name, (text, sampling) in CASES.items():
+                generate = edge.GenerateOptions(max_tokens=new, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
+                step = _run(pipeline, generate, answers, text=text)
+                if number:
+                    found.setdefault(name if answers == 1 else f"{name}; {answers} at once", []).append(step)
     return found
 
 
-def _run(pipeline: Pipeline, options: edge.GenerateOptions, *, text: bool) -> Step:
+def _run(pipeline: Pipeline, options: edge.GenerateOptions, answers: int, *, text: bool) -> Step:
     runtime = pipeline.runtime
     assert isinstance(runtime, TimedRuntime)
     pipeline.reset()
     runtime.forwards.clear()
-    answer: Iterable[object] = (
-        pipeline.stream(PROMPT, options) if text else pipeline.tokens(pipeline.encode(PROMPT), options)
-    )
-    for _ in answer:
-        pass
+    ids = pipeline.encode(PROMPT)
+
+    def read() -> None:
+        answer: Iterable[object] = pipeline.stream(PROMPT, options) if text else pipeline.tokens(ids, options)
+        for _ in answer:
+            pass
+
+    if answers == 1:
+        read()
+    else:
+        threads = [threading.Thread(target=read) for _ in range(answers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     assert options.max_tokens is not None
-    return step_of(runtime.forwards[-options.max_tokens :])
+    return step_of(runtime.forwards[-options.max_tokens :] if answers == 1 else of_all(runtime.forwards, answers))
 
 
-def step_of(forwards: list[tuple[float, float]]) -> Step:
-    """The mean step between the (start, end) of the prompt's last forward and those that follow it."""
-    ends = [end for _, end in forwards]
+def of_all(forwards: list[Forward], answers: int) -> list[Forward]:
+    """Those between the first and the last forward that so many answers had in common."""
+    common = [n for n, forward in enumerate(forwards) if forward.sequences == answers]
+    return forwards[common[0] : common[-1] + 1]
+
+
+def step_of(forwards: list[Forward]) -> Step:
+    """The mean step between the first of some forwards and those that follow it."""
     count = len(forwards) - 1
-    return Step((ends[-1] - ends[0]) / count, sum(end - start for start, end in forwards[1:]) / count)
+    total = forwards[-1].end - forwards[0].end
+    return Step(total / count, sum(forward.took for forward in forwards[1:]) / count)
 
 
 def _row(name: str, steps: list[Step]) -> tuple[str, ...]:
@@ -115,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = tables.parser(__doc__)
     parser.add_argument("bundle", metavar="BUNDLE", nargs="?", type=Path, help="a bundle's folder [the default model]")
     parser.add_argument("--runtime", default="auto", help="a backend of dsedge [auto]")
+    parser.add_argument(
+        "--clock", choices=list(CLOCKS), default="wall", help="what seconds are of; cpu: of work [wall]"
+    )
     parser.add_argument("--new", type=int, default=128, help="tokens a run [128]")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=5)

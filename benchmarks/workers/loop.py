@@ -17,27 +17,38 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from edge.memory import peak_memory
 
 # A prompt of ids and a number n → (seconds from the call to the first token, seconds for n tokens more).
 Measure = Callable[[list[int], int], tuple[float, float]]
+# What seconds are of: what a clock on the wall shows, or what processors worked for all threads of the process.
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def serve(engine: str, measure: Measure, *, load_s: float, kv_bytes: int = 0, kv_row_bytes: float = 0) -> None:
-    """Answer requests until stdin ends. What the engine itself prints goes to stderr.
+    """Answer requests until stdin ends.
 
     `kv_bytes` are reserved for keys and values, `kv_row_bytes` of them hold a token's in one layer.
     """
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
     ready = {"engine": engine, "load_s": load_s, "kv_bytes": kv_bytes, "kv_row_bytes": kv_row_bytes}
-    print(json.dumps(ready), file=answers)
     idle = time.process_time()
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal idle
         waited = time.process_time() - idle
         prefill, decode = measure(request["prompt"], request["new"])
-        answer = {"prefill_s": prefill, "decode_s": decode, "idle_cpu_s": waited, "peak_bytes": peak_memory()}
-        print(json.dumps(answer), file=answers)
         idle = time.process_time()
+        return {"prefill_s": prefill, "decode_s": decode, "idle_cpu_s": waited, "peak_bytes": peak_memory()}
+
+    respond(ready, answer)
+
+
+def respond(ready: dict[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Say `ready`, then answer each line that comes until stdin ends. What the engine itself prints goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    print(json.dumps(ready), file=answers)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 
 from edge.bundle import Bundle
 from edge.errors import OptionError
@@ -42,9 +43,13 @@ def _missing() -> str:
 
 def kernels() -> str:
     """The kernel set that will be used. Raises OptionError where the environment names one that is not usable here."""
+    return _kernels(os.environ.get(VARIABLE, ""))
+
+
+@cache
+def _kernels(wanted: str) -> str:
     from runtimes.native import _native
 
-    wanted = os.environ.get(VARIABLE, "")
     found = _native.find_kernels(wanted)
     if not found:
         raise OptionError(f"{VARIABLE} is {wanted!r}, which is unknown or not usable here; leave it unset")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 import edge
 from benchmarks import engines, fidelity, overhead, synthetic, tables, together
 from benchmarks.engines import Sample, Worker, WorkerError
+from benchmarks.timed_runtime import Forward
 from exporters.architectures import describe
 from exporters.checkpoint.open import open_checkpoint
 from runtimes import scripted
@@ -48,15 +51,27 @@ def fake(name: str, log: Path, times: str) -> Worker:
 def test_conversations_together_are_compared_with_the_fewest() -> None:
     rates = [together.Rates(10.0, 100.0), together.Rates(12.0, 90.0)]
     assert together.best(rates) == together.Rates(12.0, 100.0)
-    rows = together.rows_of({4: together.Rates(30.0, 90.0), 1: together.best(rates)})
-    assert rows == (("1", "12", "1.00", "100", "1.00"), ("4", "30", "2.50", "90", "0.90"))
+    rows = together.rows_of("x", {4: together.Rates(30.0, 90.0), 1: together.best(rates)})
+    assert rows == (("x", "1", "12", "1.00", "100", "1.00"), ("x", "4", "30", "2.50", "90", "0.90"))
+
+
+def test_conversations_are_measured_without_the_time_to_their_first_tokens() -> None:
+    asked = []
+
+    def seconds(prompts: Sequence[Sequence[int]], new: int) -> float:
+        asked.append(([len(prompt) for prompt in prompts], new))
+        return sum(map(len, prompts)) / 1000 + 0.25 * (new - 1)
+
+    rates = together.measure(seconds, 4, prompt=100, new=8, seed=1)
+    assert asked == [([16] * 4, 9), ([16] * 4, 1), ([100] * 4, 1)]
+    assert rates == together.Rates(pytest.approx(4 * 8 / 2.0), pytest.approx(1000))
 
 
 def test_every_conversation_is_computed_to_its_end(tmp_path: Path) -> None:
     bundle = scripted.write_bundle(tmp_path / "x.dsedge", ["y" * 99])
     with edge.Pipeline(bundle, edge.RuntimeOptions(runtime="scripted", context=1024)) as pipeline:
         prompts = [[i, 5, 6] for i in range(3)]
-        assert together._seconds(pipeline, prompts, 7) > 0
+        assert together.seconds_of(pipeline, prompts, 7, clock=time.perf_counter) > 0
         assert sorted(len(session.tokens) for session in pipeline._readers.engine.residents._idle) == [3 + 6] * 3
 
 
@@ -114,9 +129,15 @@ def test_medians_and_both_kinds_of_ratio() -> None:
 
 def test_a_step_counts_what_lies_between_forwards() -> None:
     # A prompt's forward to 10, then forwards of 3 and 5 seconds with 1 and 2 seconds before them.
-    step = overhead.step_of([(0.0, 10.0), (11.0, 14.0), (16.0, 21.0)])
+    forwards = [Forward(0.0, 10.0, 10.0), Forward(11.0, 14.0, 3.0), Forward(16.0, 21.0, 5.0)]
+    step = overhead.step_of(forwards)
     assert (step.total, step.forward) == (5.5, 4.0)
     assert step.share == pytest.approx(3 / 11)
+
+
+def test_steps_of_several_answers_are_those_while_all_of_them_go_on() -> None:
+    forwards = [Forward(n, n + 0.5, 0.5, sequences) for n, sequences in enumerate([1, 2, 3, 2, 3, 3, 1])]
+    assert overhead.of_all(forwards, 3) == forwards[2:6]
 
 
 def test_distance_agrees_with_torch() -> None:

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 
 namespace dsedge {
@@ -67,7 +66,7 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
       const int64_t each = padded_codes(buffer.width) / kBlock;
       views.codes[i] = carver.take_rows(count, each);
       blocks = std::max(blocks, each);
-      flags = std::max(flags, count * each);
+      flags = std::max(flags, tiles_of(count) * each);
     } else {
       widest = std::max(widest, buffer.width);
       if (static_cast<int32_t>(i) != kLogits)
@@ -89,30 +88,24 @@ Activations::Views Activations::carve(Carver &carver, int64_t rows, int64_t want
     s.positions = carver.take<int64_t>(room_.tile_rows);
     s.own_row = carver.take<float>(widest);
     s.own_codes = carver.take_rows(1, blocks);
-    s.flagged = {carver.take<int32_t>(blocks + 2), carver.take<int32_t>(flags)};
+    s.flagged = carver.take<uint32_t>(flags);
   }
   return views;
 }
 
-// Calls `work(row, block)` for each flagged block, row after row.
-template <typename Work> static void each_flagged(const QuantRows &x, int64_t rows, const Work &work) {
+void find_flagged(const QuantRows &x, int64_t rows, uint32_t *found) {
   const uint8_t *flag = x.flag;
-  for (int64_t row = 0; row < rows; ++row)
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row % kTile == 0)
+      std::fill_n(found + row / kTile * x.blocks, x.blocks, 0u);
+    uint32_t *tile = found + row / kTile * x.blocks;
     for (int64_t block = 0; block < x.blocks; block += 4, flag += 4) {
       uint32_t four; // flags are tested by fours, since few are set; there are a multiple of four
       std::memcpy(&four, flag, 4);
       for (int i = 0; four && i < 4; ++i)
-        if (flag[i])
-          work(static_cast<int32_t>(row), block + i);
+        tile[block + i] |= static_cast<uint32_t>(flag[i]) << row % kTile;
     }
-}
-
-void find_flagged(const QuantRows &x, int64_t rows, const Flagged &found) {
-  std::fill(found.starts, found.starts + x.blocks + 2, 0);
-  each_flagged(x, rows, [&](int32_t, int64_t block) { ++found.starts[block + 2]; });
-  std::partial_sum(found.starts, found.starts + x.blocks + 2, found.starts);
-  // starts[b + 1] is where block b begins, and moves on to where it ends.
-  each_flagged(x, rows, [&](int32_t row, int64_t block) { found.rows[found.starts[block + 1]++] = row; });
+  }
 }
 
 } // namespace dsedge

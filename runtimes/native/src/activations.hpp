@@ -23,12 +23,13 @@ struct Scratch {
   float *own_row;                 // a row that this thread computes for itself, and
   QuantRows own_codes;            // its codes
   QuantRows input;                // codes of rows from `read_from` on, as instruction number `read_by` reads them
-  Flagged flagged;                // their flagged blocks
+  uint32_t *flagged;              // their flagged blocks
   int64_t read_by = -1, read_from = 0; // read_by: as Context::number_of counts
 };
 
-// Finds the flagged blocks of the first `rows` rows.
-void find_flagged(const QuantRows &x, int64_t rows, const Flagged &found);
+// Finds the flagged blocks of the first `rows` rows, [tiles_of(rows)][blocks]: bit t of a number says whether that block of
+// row t of the tile is flagged.
+void find_flagged(const QuantRows &x, int64_t rows, uint32_t *found);
 
 class Activations {
 public:

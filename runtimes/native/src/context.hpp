@@ -53,7 +53,7 @@ struct ExpertScratch {
   std::vector<int8_t> hi, lo; // gathered rows
   std::vector<Block> blocks;
   std::vector<uint8_t> flags;
-  std::vector<int32_t> flag_starts, flag_rows;
+  std::vector<uint32_t> flagged;
   std::vector<float> floats;
 };
 

@@ -10,7 +10,7 @@ for sanitizer in address,undefined thread; do
     { cmake -S . -B "$build" -DDSEDGE_PYTHON=OFF -DDSEDGE_TESTS=ON -DCMAKE_BUILD_TYPE=Debug \
         -DCMAKE_CXX_FLAGS="-O1 -fsanitize=$sanitizer -fno-sanitize-recover=all -fno-omit-frame-pointer" &&
         cmake --build "$build" --parallel "$(nproc)"; } >"$build.log" 2>&1 || { cat "$build.log"; exit 1; }
-    for test in test_engine test_kernels test_kv test_ops test_schema; do
+    for test in test_engine test_kernels test_kv test_ops test_readers test_schema; do
         echo "$sanitizer, $test: $("$build/tests/runtimes/native/cpp/$test")"
     done
 done

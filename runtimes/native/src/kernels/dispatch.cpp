@@ -85,7 +85,7 @@ struct Entry {
 } // namespace
 
 const Kernels *find_kernels(const char *name) {
-  [[maybe_unused]] const Processor here = processor();
+  [[maybe_unused]] static const Processor here = processor(); // a virtual machine takes tens of microseconds for CPUID
   const Entry entries[] = {
 #ifdef DSEDGE_AVX512BF16
       {avx512bf16_kernels(), here.avx512bf16},

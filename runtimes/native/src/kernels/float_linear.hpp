@@ -19,32 +19,50 @@ template <typename F> void read_row(const Run &run, int64_t row, float scale, fl
   }
 }
 
-template <int kCount>
-inline void float_tokens(const float *weights, int64_t columns, const float *x, int64_t stride, float *out) {
+// The products of kCount tokens; `column_of(column, half)` gives 16 rows of a column.
+template <int kCount, typename Column>
+inline void float_tokens(const Column &column_of, int64_t columns, const float *x, int64_t stride, float *out) {
   Floats32 total[kCount];
+#pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t)
     total[t] = Floats32{{splat(0), splat(0)}};
   for (int64_t column = 0; column < columns; ++column) {
-    Floats a = load(weights + column * kPanel), b = load(weights + column * kPanel + 16);
+    const Floats a = column_of(column, 0), b = column_of(column, 1);
+#pragma GCC unroll 8
     for (int t = 0; t < kCount; ++t) {
-      Floats value = splat(x[t * stride + column]);
+      const Floats value = splat(x[t * stride + column]);
       total[t].v[0] = fma(value, a, total[t].v[0]);
       total[t].v[1] = fma(value, b, total[t].v[1]);
     }
   }
+#pragma GCC unroll 8
   for (int t = 0; t < kCount; ++t) {
     store(out + t * kPanel, total[t].v[0]);
     store(out + t * kPanel + 16, total[t].v[1]);
   }
 }
 
+// The same for up to kMost tokens.
+template <int kMost, typename Column>
+inline void some_float_tokens(const Column &column_of, int64_t columns, const float *x, int64_t stride, int64_t tokens,
+                              float *out) {
+  if constexpr (kMost > 1)
+    if (tokens < kMost)
+      return some_float_tokens<kMost - 1>(column_of, columns, x, stride, tokens, out);
+  float_tokens<kMost>(column_of, columns, x, stride, out);
+}
+
+// More tokens than are multiplied at once share weights that have been unpacked.
 template <typename F>
 inline void panel_float(const Run &run, int64_t index, const float *x, int64_t stride, int64_t tokens, float *scratch,
-                 float *out) {
-  unpack_floats<F>(run, run.data + index * run.stride, scratch);
-  int64_t t = 0;
-  for (; t + kTokens <= tokens; t += kTokens)
-    float_tokens<kTokens>(scratch, run.columns, x + t * stride, stride, out + t * kPanel);
-  for (; t < tokens; ++t)
-    float_tokens<1>(scratch, run.columns, x + t * stride, stride, out + t * kPanel);
+                        float *out) {
+  const uint8_t *panel = run.data + index * run.stride;
+  const auto packed = [&](int64_t column, int half) { return F::unpack(run, panel, column, half); };
+  if (tokens <= kFloatTokens)
+    return some_float_tokens<kFloatTokens>(packed, run.columns, x, stride, tokens, out);
+  unpack_floats<F>(run, panel, scratch);
+  const auto unpacked = [&](int64_t column, int half) { return load(scratch + column * kPanel + half * 16); };
+  for (int64_t t = 0; t < tokens; t += kFloatTokens)
+    some_float_tokens<kFloatTokens>(unpacked, run.columns, x + t * stride, stride, smaller(kFloatTokens, tokens - t),
+                                    out + t * kPanel);
 }

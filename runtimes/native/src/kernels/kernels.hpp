@@ -11,6 +11,7 @@ namespace dsedge {
 constexpr int kSpan = 256;          // positions whose softmax is computed by itself; spans begin at multiples
 constexpr int kGroupedQueries = 192; // rows of an attention tile, if a token has no more heads than that
 constexpr int kRowsAtOnce = 15;     // rows of a tile whose scores are in memory together
+constexpr int kTile = 16;           // rows of activations that are multiplied with a panel together
 
 // Quantized activations: x = scale * (hi + lo / 128), a scale for each block of 32. lo counts only where the block is
 // flagged, and is unspecified elsewhere. hi and lo [rows, blocks * 32], the others [rows, blocks], blocks a multiple of 4.
@@ -36,10 +37,7 @@ struct QuantRows {
 // How many codes a row of `width` numbers has: it ends with a whole group of any size, and with zeros.
 constexpr int64_t padded_codes(int64_t width) { return (width + kMostGroup - 1) / kMostGroup * kMostGroup; }
 
-// The flagged blocks of quantized rows: block b is flagged in rows[starts[b]] … rows[starts[b + 1] - 1].
-struct Flagged {
-  int32_t *starts = nullptr, *rows = nullptr; // [blocks + 2], of which the last is used in the search; [rows * blocks]
-};
+constexpr int64_t tiles_of(int64_t rows) { return (rows + kTile - 1) / kTile; }
 
 // Numbers or slots in whole lines of 16 lanes.
 constexpr int64_t whole_lines(int64_t n) { return (n + 15) / 16 * 16; }
@@ -86,10 +84,9 @@ struct Softmax {
 
 // The products of one weight format.
 struct LinearKernels {
-  // out [tokens][32] = the rows of a panel times quantized activations. `Flagged` is not read for one token. `scratch` has
-  // room for the panel's codes as bytes. nullptr for a format of floats.
-  void (*panel)(const Run &, int64_t panel, const QuantRows &, const Flagged &, int64_t tokens, uint8_t *scratch,
-                float *out);
+  // out [tokens][32] = the rows of a panel times quantized activations, whose flagged blocks are [tiles][blocks]: bit t of
+  // a number is for row t of the tile. nullptr for a format of floats.
+  void (*panel)(const Run &, int64_t panel, const QuantRows &, const uint32_t *flagged, int64_t tokens, float *out);
   // The same from float activations x [tokens][stride], for any format. `scratch` has room for the panel as floats.
   void (*panel_float)(const Run &, int64_t panel, const float *x, int64_t stride, int64_t tokens, float *scratch,
                       float *out);

@@ -27,8 +27,7 @@ void plan_experts(Context &ctx, const Forward &f, int64_t experts, int64_t top_k
     grow(s.lo, most * kBlock);
     grow(s.blocks, most);
     grow(s.flags, most);
-    grow(s.flag_starts, blocks + 2);
-    grow(s.flag_rows, most);
+    grow(s.flagged, static_cast<size_t>(tiles_of(kGathered)) * blocks);
     grow(s.floats, most * kBlock);
   }
 }
@@ -78,12 +77,12 @@ Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, i
   }
   const int64_t blocks = width / kBlock;
   in.codes = {s.hi.data(), s.lo.data(), s.blocks.data(), s.flags.data(), blocks};
-  in.flagged = {s.flag_starts.data(), s.flag_rows.data()};
+  in.flagged = s.flagged.data();
   for (int64_t n = 0; n < count; ++n) {
     const QuantRows from = ctx.activations.codes(buffer).from(row(n)).after(offset(n) / kBlock);
     if (count == 1) {
       in.codes = from;
-      return in;
+      break;
     }
     const QuantRows to = in.codes.from(n);
     std::copy_n(from.hi, width, to.hi);
@@ -91,7 +90,7 @@ Inputs gather(const Context &ctx, int32_t buffer, int64_t width, bool by_slot, i
     std::copy_n(from.block, blocks, to.block);
     std::copy_n(from.flag, blocks, to.flag);
   }
-  find_flagged(in.codes, count, in.flagged);
+  find_flagged(in.codes, count, s.flagged.data());
   return in;
 }
 

@@ -12,7 +12,7 @@ Inputs Inputs::after(int64_t columns) const {
   }
   const int64_t blocks = columns / kBlock;
   in.codes = codes.after(blocks);
-  in.flagged.starts += blocks;
+  in.flagged += blocks;
   return in;
 }
 
@@ -62,8 +62,7 @@ Inputs read_input(Context &ctx, const Instruction &i, int32_t input, const Instr
           out = ctx.row(id, 0);
       lead->op().make_codes(ctx, *lead, out, scratch.input);
     }
-    if (rows.count > 1)
-      find_flagged(scratch.input, rows.count, scratch.flagged);
+    find_flagged(scratch.input, rows.count, scratch.flagged);
     scratch.read_by = here;
     scratch.read_from = rows.first;
   }
@@ -79,7 +78,7 @@ static void multiply(const Context &ctx, const Inputs &in, const Run &run, int64
     kernels.panel_float(run, panel - run.first_panel, in.floats, in.stride, in.count,
                         reinterpret_cast<float *>(scratch.panel), out);
   else
-    kernels.panel(run, panel - run.first_panel, in.codes, in.flagged, in.count, scratch.panel, out);
+    kernels.panel(run, panel - run.first_panel, in.codes, in.flagged, in.count, out);
 }
 
 void product(const Context &ctx, const Inputs &in, const Matrix &matrix, int64_t panel, const Scratch &scratch, float *results) {

@@ -8,7 +8,7 @@ namespace dsedge {
 // Some rows that a matrix is multiplied with: codes and their flagged blocks, or floats [count][stride].
 struct Inputs {
   QuantRows codes;
-  Flagged flagged;
+  const uint32_t *flagged = nullptr; // the tiles of the codes, as find_flagged says
   const float *floats = nullptr; // nullptr: codes
   int64_t stride = 0, count = 0;
 

@@ -2,8 +2,10 @@
 #pragma once
 
 constexpr int kNative = 64;
-constexpr int kTokens = 4; // tokens that share the codes of a panel in registers
-constexpr int kUnpackFrom = 8; // tokens: unpacking a panel's codes pays from there on
+constexpr int kTokens = 4;      // tokens that share a line of codes in registers
+constexpr int kHalves = 2;      // of a panel's rows, that share activations in registers
+constexpr int kFloatTokens = 4; // tokens that share a column of floats in registers
+constexpr int kUnpackFrom = 8;  // tokens: unpacking a block to memory pays from there on
 constexpr int kLinesAtOnce = 4; // lines of 16 keys that are scored together
 #ifdef __AVX512BF16__
 constexpr bool kPairDots = true;
@@ -11,6 +13,8 @@ constexpr bool kPairDots = true;
 constexpr bool kPairDots = false;
 #endif
 constexpr bool kMatrixDots = false;
+constexpr bool kWideCodes = false;
+template <int> constexpr bool kShortSums = false;
 typedef float NativeFloat __attribute__((vector_size(64)));
 typedef int32_t NativeInt __attribute__((vector_size(64)));
 typedef uint8_t NativeByte __attribute__((vector_size(64)));

@@ -15,6 +15,7 @@ struct Ints {
 struct Bytes {
   NativeByte v[kNatives];
 };
+typedef uint16_t NativeShort __attribute__((vector_size(kNative)));
 
 // Calls `work` for each register i of a value. There is no loop, since compilers keep an array in registers only where
 // every index is a constant.
@@ -156,9 +157,18 @@ inline Ints widen(const uint8_t *p) { // sixteen bytes
   EACH(r.v[i] = native_widen(p + i * kEach));
   return r;
 }
+inline Ints times_128(Ints a) {
+  EACH(a.v[i] <<= 7);
+  return a;
+}
+// Adds products of codes with the activations of `quad`. Where kShortSums, sums are 16-bit halves of lanes until widened.
 template <int kBits> inline Ints dot(Ints sum, Bytes codes, int32_t quad) {
   EACH(sum.v[i] = native_dot<kBits>(sum.v[i], codes.v[i], quad));
   return sum;
+}
+template <typename Sums> inline Sums widen_sums(Sums a) {
+  EACH(a.v[i] = native_widen_sums(a.v[i]));
+  return a;
 }
 inline Bytes low_nibbles(Bytes a) {
   EACH(a.v[i] = native_low(a.v[i]));
@@ -166,6 +176,15 @@ inline Bytes low_nibbles(Bytes a) {
 }
 inline Bytes high_nibbles(Bytes a) {
   EACH(a.v[i] = native_high(a.v[i]));
+  return a;
+}
+// The bytes of even or odd index, each in 16 bits.
+inline Bytes even_bytes(Bytes a) {
+  EACH(a.v[i] = (NativeByte)((NativeShort)a.v[i] & 0xff));
+  return a;
+}
+inline Bytes odd_bytes(Bytes a) {
+  EACH(a.v[i] = (NativeByte)((NativeShort)a.v[i] >> 8));
   return a;
 }
 

@@ -3,8 +3,15 @@
 #pragma once
 
 constexpr int kNative = 16;
-constexpr int kTokens = 2;
-constexpr int kUnpackFrom = kTokens; // tokens: unpacking a panel's codes pays from there on
+#ifdef __ARM_FEATURE_MATMUL_INT8
+constexpr int kTokens = 2;     // tokens that share a line of codes in registers
+constexpr int kUnpackFrom = 2; // tokens: a block is unpacked to tiles
+#else
+constexpr int kTokens = 4;
+constexpr int kUnpackFrom = 9; // tokens: unpacking a block to memory pays from there on
+#endif
+constexpr int kHalves = 1;      // of a panel's rows, that share activations in registers
+constexpr int kFloatTokens = 2; // tokens that share a column of floats in registers
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
 constexpr bool kPairDots = false;
 #ifdef __ARM_FEATURE_MATMUL_INT8
@@ -12,6 +19,8 @@ constexpr bool kMatrixDots = true;
 #else
 constexpr bool kMatrixDots = false;
 #endif
+constexpr bool kWideCodes = false;
+template <int> constexpr bool kShortSums = false;
 typedef float NativeFloat __attribute__((vector_size(16)));
 typedef int32_t NativeInt __attribute__((vector_size(16)));
 typedef uint8_t NativeByte __attribute__((vector_size(16)));
@@ -61,13 +70,13 @@ inline void native_tiles(Bits<kBits>, const uint8_t *lines, uint8_t *tiles) {
     }
   }
 }
-// The products of four tiles, 16 rows by 32 columns, with the activations of two tokens that lie `stride` bytes apart.
+// The products of four tiles, 16 rows by 32 columns, with the activations of two tokens.
 template <typename Bits>
-inline void native_tile_dots(Bits, const uint8_t *tiles, const int8_t *x, int64_t stride, NativeInt *one, NativeInt *two) {
+inline void native_tile_dots(Bits, const uint8_t *tiles, const int8_t *x, const int8_t *y, NativeInt *one, NativeInt *two) {
   int32x4_t sums[8] = {}; // [2 tokens][2 rows] each
 #pragma GCC unroll 4
   for (int tile = 0; tile < 4; ++tile) {
-    const int8x16_t both = vcombine_s8(vld1_s8(x + tile * 8), vld1_s8(x + stride + tile * 8));
+    const int8x16_t both = vcombine_s8(vld1_s8(x + tile * 8), vld1_s8(y + tile * 8));
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i)
       sums[i] = vmmlaq_s32(sums[i], both, vld1q_s8((const int8_t *)tiles + tile * 128 + i * 16));

@@ -3,11 +3,12 @@
 #pragma once
 
 constexpr int kNative = 16;
-constexpr int kTokens = 2;
-constexpr int kUnpackFrom = kTokens; // tokens: unpacking a panel's codes pays from there on
+constexpr int kTokens = 2, kHalves = 2, kFloatTokens = 2, kUnpackFrom = 3;
 constexpr int kLinesAtOnce = 1; // lines of 16 keys that are scored together
 constexpr bool kPairDots = false;
 constexpr bool kMatrixDots = false;
+constexpr bool kWideCodes = false;
+template <int> constexpr bool kShortSums = false;
 typedef float NativeFloat __attribute__((vector_size(16)));
 typedef int32_t NativeInt __attribute__((vector_size(16)));
 typedef uint8_t NativeByte __attribute__((vector_size(16)));

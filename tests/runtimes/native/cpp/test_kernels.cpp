@@ -1,6 +1,7 @@
 // Each kernel that works on rows or on the ring against the same sums in double, for widths with all kinds of edges.
 #include "expect.hpp"
 
+#include "formats/formats.hpp"
 #include "simd/half.hpp"
 
 #include <algorithm>
@@ -234,6 +235,162 @@ void test_logits(const Kernels &k, int64_t width) {
   expect(k.largest(none.data(), width) == -INFINITY, "nothing but minus infinity");
 }
 
+// A matrix of random codes or numbers, packed, and the weights that they stand for by the payload's layout, [rows][columns].
+struct Packed {
+  static constexpr int64_t kRows = 45, kColumns = 200;
+  Matrix matrix;
+  std::vector<uint8_t> memory;
+  std::vector<double> weights;
+
+  Packed(const char *name, int32_t group, unsigned seed) {
+    const int32_t id = find_format(name);
+    const Format &format = format_of(id);
+    matrix = lay_out({kColumns, {kRows}, {{0, 0, kRows, 0, kColumns, id, group}}});
+    Run &run = matrix.runs[0];
+    memory.resize(static_cast<size_t>(run.panels * run.stride));
+    run.data = memory.data();
+    const RowBytes bytes = row_bytes(run);
+    std::mt19937 random(seed);
+    std::vector<uint8_t> codes, extra;
+    std::vector<uint16_t> scales, halves;
+    const auto half = [&] { return float_to_half(static_cast<float>(static_cast<int32_t>(random() % 2001) - 1000) / 4000); };
+    for (int64_t n = 0; n < kRows * run.groups; ++n)
+      scales.push_back(half());
+    if (format.codes) {
+      for (int64_t n = 0; n < kRows * bytes.codes; ++n)
+        codes.push_back(static_cast<uint8_t>(random()));
+      for (int64_t n = 0; n < kRows * bytes.extra; ++n)
+        extra.push_back(static_cast<uint8_t>(random()));
+      if (bytes.extra == run.groups * 2) { // any two bytes would make some huge numbers
+        for (int64_t n = 0; n < kRows * run.groups; ++n)
+          halves.push_back(half());
+        std::copy_n(reinterpret_cast<const uint8_t *>(halves.data()), extra.size(), extra.data());
+      }
+    } else {
+      const std::vector<float> numbers = random_floats(kRows * kColumns, seed);
+      std::vector<uint16_t> small;
+      for (float number : numbers)
+        small.push_back(float_to_half(number));
+      const uint8_t *from = format.bits == 16 ? reinterpret_cast<const uint8_t *>(small.data())
+                                              : reinterpret_cast<const uint8_t *>(numbers.data());
+      codes.assign(from, from + kRows * kColumns * format.bits / 8);
+      for (size_t n = 0; n < numbers.size(); ++n)
+        weights.push_back(format.bits == 16 ? half_to_float(small[n]) : numbers[n]);
+    }
+    for (int64_t row = 0; row < kRows && format.codes; ++row)
+      for (int64_t column = 0; column < kColumns; ++column) {
+        const int64_t at = row * run.groups + column / group;
+        const uint8_t byte = codes[static_cast<size_t>(row * bytes.codes + column * format.bits / 8)];
+        const int32_t code = format.bits == 8 ? byte : byte >> (column % 2 * 4) & 15;
+        const double scale = half_to_float(scales[static_cast<size_t>(at)]);
+        double offset = scale * (format.bits == 8 ? -128 : -8);
+        if (std::string(name) == "int4-affine")
+          offset = half_to_float(halves[static_cast<size_t>(at)]);
+        if (std::string(name) == "int4-zp")
+          offset = -scale * (extra[static_cast<size_t>(row * bytes.extra + column / group / 2)] >> (column / group % 2 * 4) & 15);
+        weights.push_back(scale * code + offset);
+      }
+    pack(run, {0, kRows, codes.data(), scales.data(), extra.data()});
+  }
+
+  // The products of a row, and of absolute numbers: what rounding is measured by.
+  std::pair<double, double> dot(int64_t row, const double *x) const {
+    double sum = 0, magnitude = 0;
+    for (int64_t n = 0; n < kColumns; ++n) {
+      const double product = weights[static_cast<size_t>(row * kColumns + n)] * x[n];
+      sum += product;
+      magnitude += std::fabs(product);
+    }
+    return {sum, magnitude};
+  }
+};
+
+constexpr int64_t kMostRows = 2 * kTile + 1;
+constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, kMostRows};
+
+// Panels times `count` rows, for every count: `multiply(panel, first, count, out)` gives rows first … of it. They are what
+// x [kMostRows][columns] gives in double, and the same bits as of each row alone.
+template <typename Multiply>
+void check_panels(const Packed &packed, const std::vector<double> &x, const Multiply &multiply, const std::string &what) {
+  for (int64_t panel = 0; panel < packed.matrix.panels; ++panel) {
+    std::vector<float> alone(kMostRows * kPanel);
+    for (int64_t row = 0; row < kMostRows; ++row) {
+      multiply(panel, row, 1, alone.data() + row * kPanel);
+      for (int64_t n = 0; n < std::min<int64_t>(kPanel, Packed::kRows - panel * kPanel); ++n) {
+        const auto [sum, magnitude] = packed.dot(panel * kPanel + n, x.data() + row * Packed::kColumns);
+        const double found = alone[static_cast<size_t>(row * kPanel + n)];
+        expect(std::fabs(found - sum) <= 2e-6 * magnitude, what + ": " + std::to_string(found) + " instead of " + std::to_string(sum));
+      }
+    }
+    for (int64_t count : kCounts) {
+      std::vector<float> found(static_cast<size_t>(count * kPanel + 1), 7.0f);
+      multiply(panel, 0, count, found.data());
+      expect(found.back() == 7.0f, what + " writes nothing behind its rows");
+      expect(std::equal(found.begin(), found.end() - 1, alone.begin()), what + ": a row is the same bits among others");
+    }
+  }
+}
+
+void test_codes(const Kernels &k, const char *name, int32_t group, float crest) {
+  const Packed packed(name, group, 21);
+  const int64_t width = padded_codes(Packed::kColumns), blocks = width / kBlock;
+  std::vector<float> x = random_floats(kMostRows * Packed::kColumns, 22);
+  for (size_t n = 0; n < x.size(); n += 97) // so that some blocks are flagged
+    x[n] *= 20;
+  const size_t all = static_cast<size_t>(kMostRows * blocks);
+  std::vector<int8_t> hi(all * kBlock), lo(all * kBlock);
+  std::vector<Block> block(all);
+  std::vector<uint8_t> flag(all);
+  const QuantRows q{hi.data(), lo.data(), block.data(), flag.data(), blocks};
+  std::vector<double> kept;
+  size_t flagged = 0;
+  for (int64_t row = 0; row < kMostRows; ++row) {
+    k.quantize(x.data() + row * Packed::kColumns, Packed::kColumns, crest, q, row);
+    for (int64_t n = 0; n < Packed::kColumns; ++n) {
+      const size_t at = static_cast<size_t>(row * width + n), of = at / kBlock;
+      kept.push_back(block[of].scale * (hi[at] + (flag[of] ? lo[at] / 128.0 : 0)));
+      flagged += flag[of];
+    }
+  }
+  expect(crest == 100 ? flagged == 0 : crest == 0 ? flagged == kept.size() : flagged > 0 && flagged < kept.size(),
+         "some blocks are flagged, all, or none");
+  const auto multiply = [&](int64_t panel, int64_t first, int64_t count, float *out) {
+    std::vector<uint32_t> tiles(static_cast<size_t>(tiles_of(count) * blocks), 0);
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t n = 0; n < blocks; ++n)
+        tiles[static_cast<size_t>(row / kTile * blocks + n)] |= uint32_t{flag[static_cast<size_t>((first + row) * blocks + n)]}
+                                                               << row % kTile;
+    const Run &run = packed.matrix.runs[0];
+    k.linear[run.format].panel(run, panel, q.from(first), tiles.data(), count, out);
+  };
+  check_panels(packed, kept, multiply, std::string(name) + " of " + std::to_string(group));
+}
+
+void test_floats(const Kernels &k, const char *name, int32_t group) {
+  const Packed packed(name, group, 23);
+  const std::vector<float> x = random_floats(kMostRows * Packed::kColumns, 24);
+  std::vector<float> scratch(static_cast<size_t>((Packed::kColumns + kMostGroup) * kPanel));
+  const auto multiply = [&](int64_t panel, int64_t first, int64_t count, float *out) {
+    const Run &run = packed.matrix.runs[0];
+    k.linear[run.format].panel_float(run, panel, x.data() + first * Packed::kColumns, Packed::kColumns, count,
+                                     scratch.data(), out);
+  };
+  check_panels(packed, {x.begin(), x.end()}, multiply, std::string(name) + " times floats");
+}
+
+void test_panels(const Kernels &k) {
+  for (const char *name : {"int4-sym", "int4-zp", "int4-affine", "int8-sym"})
+    for (int32_t group : {32, 64, 128}) {
+      if (format_of(find_format(name)).bits == 8 && group > 32)
+        continue;
+      for (float crest : {0.0f, 4.0f, 100.0f})
+        test_codes(k, name, group, crest);
+      test_floats(k, name, group);
+    }
+  for (const char *name : {"float16", "float32"})
+    test_floats(k, name, 0);
+}
+
 } // namespace
 
 int main() {
@@ -252,6 +409,7 @@ int main() {
             for (bool latent : {false, true})
               test_attention(k, static_cast<int32_t>(width), format, softcap, offset, latent);
     }
+    test_panels(k);
     test_logits(k, 5000); // of several sums
     for (KvFormat format : {KvFormat::kFloat32, KvFormat::kFloat16, KvFormat::kInt8})
       test_gap(k, format);
