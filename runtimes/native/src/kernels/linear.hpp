@@ -189,6 +189,8 @@ inline void add_tokens(const HalvesData &data, const uint8_t *codes, int half, c
 // Adds the lo parts of flagged blocks of 4-bit codes: few are.
 template <typename F, bool kPacked>
 inline void add_low(const HalvesData &data, const uint8_t *codes, int half, const Tile &x, Floats32 *total) {
+  if (kPacked)
+    asm("" : "+r"(codes)); // else compilers keep a block's unpacked codes, in case that its lo part needs them too
   for (uint32_t left = x.flagged; left; left &= left - 1) {
     const int t = __builtin_ctz(left);
     const Block &block = x.block_of(t);
