@@ -57,7 +57,6 @@ class OnnxRuntime:
         self.device = device
         self._lock = threading.RLock()
         self._session = _open_session(bundle, options)
-        self._partial = _partial_run()
         self._pool = KvPool(self.spec, layout)
         self._binding = self._session.io_binding()
         rows = max(ring.slots for ring in layout.rings) + layout.chunk
@@ -71,7 +70,6 @@ class OnnxRuntime:
         self._masked = [np.zeros(0, np.float32) for _ in layout.rings]
         self._logits = np.zeros((chunk, self.spec.vocab_size), np.float32)
         self._hidden = np.zeros((chunk, self.spec.hidden_size), np.float32)
-        self._keeps_only = False  # whether keys and values are all that is bound as outputs
         self._sequence = -1
         self._shape = (0, 0)  # new tokens and wanted rows that everything is bound for
         self._closed = False
@@ -87,27 +85,23 @@ class OnnxRuntime:
         count = len(segment.tokens)
         if count > self.layout.chunk:
             raise OptionError(f"{count} tokens in one forward; this runtime was opened for {self.layout.chunk}")
-        rows = segment.logit_rows
-        if hidden:  # one row at least: a Reshape of the graph's products cannot tell the width of none
-            rows = max(1, rows)
+        # One row at least: a Reshape of the graph's products cannot tell the width of none.
+        rows = max(1, segment.logit_rows)
         self._tokens[0, :count] = segment.tokens
         self._rows[:rows] = np.arange(count - rows, count)
         for angles, kind in zip(self._angles, self.spec.ropes, strict=True):
             cos, sin = rope.angles(kind, segment.plan.rings[0].positions, context=self.layout.context)
             angles[0, :count], angles[1, :count] = cos, sin
-        if (rows == 0) != self._keeps_only:
-            self._unbind_outputs(keeps_only=rows == 0)
         self._bind_pool(segment.sequence)
         firsts = self._bind_step(segment, rows)
         try:
-            self._session.run_with_iobinding(self._binding, self._partial if rows == 0 else None)
+            self._session.run_with_iobinding(self._binding)
         except Exception as error:  # of types without a common root
             if not _is_of_memory(error):
                 raise
             raise OptionError("not enough memory for so many tokens at once; choose a smaller chunk") from error
         found = self._hidden[:count] if hidden else self._logits[:rows]
-        if len(found):
-            check_finite(found, self.name)
+        check_finite(found, self.name)
         for ring, (plan, first) in enumerate(zip(segment.plan.rings, firsts, strict=True)):
             self._pool.store(ring, plan.writes, segment.sequence, first)
         return (found if hidden else found[: segment.logit_rows]).copy()
@@ -120,12 +114,6 @@ class OnnxRuntime:
         for ring, totals in enumerate(self._totals):
             self._bind(f"ring.{ring}.total", totals[0:], ())
             self._bind(f"ring.{ring}.last", totals[1:], (1,))
-
-    def _unbind_outputs(self, *, keeps_only: bool) -> None:
-        """Have all outputs bound again: keys and values alone, of which the graph then computes no more, or all."""
-        self._sequence, self._shape = -1, (0, 0)
-        self._binding.clear_binding_outputs()
-        self._keeps_only = keeps_only
 
     def _bind_pool(self, sequence: int) -> None:
         """Bind a sequence's keys and values as past and present alike."""
@@ -158,10 +146,9 @@ class OnnxRuntime:
             self._shape = (0, 0)  # an interrupt may come in between
             self._bind("tokens", self._tokens, (1, count))
             self._bind("angle_rows", self._angle_rows, (1, count))
-            self._bind("rows", self._rows, (max(1, rows),))
-            if not self._keeps_only:
-                self._bind_output("logits", self._logits, (1, rows, self.spec.vocab_size))
-                self._bind_output("hidden", self._hidden, (1, count, self.spec.hidden_size))
+            self._bind("rows", self._rows, (rows,))
+            self._bind_output("logits", self._logits, (1, rows, self.spec.vocab_size))
+            self._bind_output("hidden", self._hidden, (1, count, self.spec.hidden_size))
             self._shape = (count, rows)
         return firsts
 
@@ -262,15 +249,6 @@ def _open_session(bundle: Bundle, options: RuntimeOptions) -> Any:
         raise BundleError(f"{path}: ONNX Runtime refuses it: {error}") from error
     _check_interface(path, session, bundle.spec)
     return session
-
-
-def _partial_run() -> Any:
-    """Options of a run that computes no more than its outputs need."""
-    import onnxruntime
-
-    options = onnxruntime.RunOptions()
-    options.only_execute_path_to_fetches = True
-    return options
 
 
 def _spelled(path: Path) -> str:

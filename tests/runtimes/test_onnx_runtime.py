@@ -20,7 +20,7 @@ from edge.bundle import Bundle, Manifest
 from edge.errors import BundleError, FormatError, OptionError
 from edge.kv import Pools, plan_layout
 from edge.options import RuntimeOptions
-from edge.runtime import Batch, open_runtime
+from edge.runtime import open_runtime
 from edge.session import Session
 from tests.edge.interrupts import interrupted_at
 from tests.exporters.tiny import tiny_mistral
@@ -177,21 +177,3 @@ def test_n29_an_interrupt_while_buffers_are_bound_leaves_none_of_another_shape(b
             first.align([5, 6, 7, 8])
             assert np.array_equal(first.step([8]), expected), line
         assert line > 50
-
-
-def test_a_chunk_whose_logits_nobody_wants_runs_no_head(bundle: Bundle) -> None:
-    layout = plan_layout(bundle.spec, 32, sequences=2)
-    with closing(open_runtime(bundle, layout, RuntimeOptions(runtime="onnx", threads=1))) as runtime:
-        pools = Pools(layout, extents=True)
-        first, second = (Session(runtime, pools) for _ in range(2))
-        first.feed([5, 6, 7, 9, 10])
-        expected = first.step([8])
-        runtime._logits.fill(7)  # type: ignore[attr-defined]
-        for chunk in ([5, 6, 7], [9, 10]):
-            segment = second.segment(chunk, 0)
-            (found,) = runtime.forward(Batch((segment,)))
-            second.commit(chunk)
-            assert found.shape == (0, bundle.spec.vocab_size)
-        assert np.all(runtime._logits == 7)  # type: ignore[attr-defined]
-        assert np.array_equal(second.step([8]), expected)
-        assert np.array_equal(first.step([11]), second.step([11]))
