@@ -13,17 +13,19 @@ _BATCH = 2048  # tokens of a pass, llama.cpp's default
 _ERROR = 4  # of its levels of messages
 
 
-@llama_cpp.llama_log_callback
 def _errors_alone(level: int, text: bytes, _data: object) -> None:
     if level == _ERROR:
         sys.stderr.write(text.decode(errors="replace"))
+
+
+_LOG = llama_cpp.llama_log_callback(_errors_alone)  # kept: llama.cpp has no reference to it
 
 
 class Sequences:
     """A model and a context for so many sequences of `context` tokens each."""
 
     def __init__(self, path: str, threads: int, context: int, sequences: int) -> None:
-        llama_cpp.llama_log_set(_errors_alone, None)
+        llama_cpp.llama_log_set(_LOG, None)
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
