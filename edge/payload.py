@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, assert_never, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -75,10 +75,15 @@ class Scheme:
             "codes": ("U8", (rows, groups * self.group * self.bits // 8)),
             "scales": ("F16", (rows, groups)),
         }
-        if self.kind == "zp":
-            parts["zeros"] = ("U8", (rows, -(-groups // 2)))
-        if self.kind == "affine":
-            parts["offsets"] = ("F16", (rows, groups))
+        match self.kind:
+            case "sym":
+                pass
+            case "zp":
+                parts["zeros"] = ("U8", (rows, -(-groups // 2)))
+            case "affine":
+                parts["offsets"] = ("F16", (rows, groups))
+            case _:
+                assert_never(self.kind)
         return parts
 
     def size(self, rows: int, columns: int) -> int:
@@ -177,12 +182,15 @@ def unpack(scheme: Scheme, parts: Mapping[str, Array]) -> tuple[Array, Array, Ar
     packed = parts["codes"]
     codes = packed if scheme.bits == 8 else unpack_nibbles(packed, groups * scheme.group)
     scales = parts["scales"].astype(np.float32)
-    if scheme.kind == "affine":
-        shifts = parts["offsets"].astype(np.float32)
-    elif scheme.kind == "zp":
-        shifts = -scales * unpack_nibbles(parts["zeros"], groups)
-    else:
-        shifts = -scales * np.float32(scheme.zero)
+    match scheme.kind:
+        case "sym":
+            shifts = -scales * np.float32(scheme.zero)
+        case "zp":
+            shifts = -scales * unpack_nibbles(parts["zeros"], groups)
+        case "affine":
+            shifts = parts["offsets"].astype(np.float32)
+        case _:
+            assert_never(scheme.kind)
     return codes.reshape(rows, groups, scheme.group), scales[..., None], shifts[..., None]
 
 
@@ -216,7 +224,7 @@ def holds(runs: Sequence[Run], axis: Axis) -> Scheme | None:
     and groups must not straddle two runs.
     """
     schemes = [parse_scheme(run.scheme) for run in runs]
-    shifted = any(scheme is None or scheme.kind == "affine" for scheme in schemes)
+    shifted = any(scheme is None or scheme.kind not in ("sym", "zp") for scheme in schemes)
     straddled = axis == "columns" and any(run.start % WIDE.group for run in runs)
     return None if shifted or straddled else WIDE
 
@@ -225,6 +233,7 @@ def widen(scheme: Scheme, parts: Mapping[str, Array], columns: int) -> dict[str,
     """Rows of a `sym` or `zp` weight in the scheme `WIDE`: the same numbers."""
     codes, _, _ = unpack(scheme, parts)
     rows, groups = parts["scales"].shape
+    assert scheme.kind in ("sym", "zp"), scheme
     zeros = unpack_nibbles(parts["zeros"], groups)[..., None] if scheme.kind == "zp" else np.uint8(scheme.zero)
     codes = codes - zeros + np.uint8(WIDE.zero)  # modulo 256, and the result is within 0…255
     wide = WIDE.groups(columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import numpy as np
 
 from edge.ops import Embed, Op
@@ -60,8 +62,13 @@ class EmbedEmitter:
         if scheme is None:
             return add("Gather", (initializers.floats(run.name), tokens), f"{path}/rows")
         parts = [initializers.span(f"{run.name}.codes"), tokens, initializers.floats(f"{run.name}.scales")]
-        if scheme.kind == "zp":
-            parts.append(initializers.span(f"{run.name}.zeros"))
+        match scheme.kind:
+            case "sym" | "affine":
+                pass
+            case "zp":
+                parts.append(initializers.span(f"{run.name}.zeros"))
+            case _:
+                assert_never(scheme.kind)
         x = add("GatherBlockQuantized", parts, f"{path}/rows", CONTRIB, bits=scheme.bits,
                 block_size=scheme.group, gather_axis=0, quantize_axis=1)  # fmt: skip
         if scheme.kind == "affine":

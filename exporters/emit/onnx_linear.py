@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 from onnx import TensorProto
@@ -159,7 +159,13 @@ class LinearEmitter:
         whole = precision != "int16" and scheme.kind != "affine"
         product = output if whole else f"{output}/product"
         taken = self._two_parts(x, scheme, columns) if precision == "int16" else x
-        zeros = stored.span("zeros", (-(-groups // 2),)) if scheme.kind == "zp" else ""
+        match scheme.kind:
+            case "sym" | "affine":
+                zeros = ""
+            case "zp":
+                zeros = stored.span("zeros", (-(-groups // 2),))
+            case _:
+                assert_never(scheme.kind)
         codes = stored.span("codes", (groups, scheme.group * scheme.bits // 8))
         inputs = [taken, codes, stored.floats("scales", groups), zeros, "", stored.bias() if whole else ""]
         while not inputs[-1]:

@@ -7,6 +7,7 @@ then lie next to each other. With q the code of an element, its number is scale 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import assert_never
 
 import numpy as np
 
@@ -83,11 +84,13 @@ def search(scheme: Scheme, weight: Array, importance: Array) -> Grid:
         w, h = weight[part], importance[part, None]
         if not float(h.max()) > 0:  # inputs that never were: any error costs the same
             h = np.ones_like(h)
-        if scheme.kind == "sym":
-            grid.scales[group] = _symmetric(scheme, w, h)
-        else:
-            found = _asymmetric(scheme, w, h)
-            grid.scales[group], grid.zeros[group], grid.offsets[group] = found
+        match scheme.kind:
+            case "sym":
+                grid.scales[group] = _symmetric(scheme, w, h)
+            case "zp" | "affine":
+                grid.scales[group], grid.zeros[group], grid.offsets[group] = _asymmetric(scheme, w, h)
+            case _:
+                assert_never(scheme.kind)
     return grid
 
 

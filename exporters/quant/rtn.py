@@ -6,7 +6,7 @@ So each candidate scale is tried by its codes alone, and the one with the larges
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,13 @@ def encode(scheme: Scheme, weight: Array) -> Parts:
     padded = np.zeros((rows, groups * scheme.group), np.float32)
     padded[:, :columns] = weight
     grouped = padded.reshape(rows * groups, scheme.group)
-    if scheme.kind == "sym":
-        codes, parts = _symmetric(scheme, grouped)
-    else:
-        codes, parts = _asymmetric(scheme, grouped)
+    match scheme.kind:
+        case "sym":
+            codes, parts = _symmetric(scheme, grouped)
+        case "zp" | "affine":
+            codes, parts = _asymmetric(scheme, grouped)
+        case _:
+            assert_never(scheme.kind)
     parts = {name: values.reshape(rows, groups) for name, values in parts.items()}
     if "zeros" in parts:
         parts["zeros"] = pack_nibbles(parts["zeros"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 import torch
@@ -170,10 +170,15 @@ def read(weights: Weights, run: Run, device: torch.device, start: int = 0, stop:
         return Plain(_moved(weights.tensor(run.name, start, stop), device))
     parts = weights.parts(run.name, start, stop)
     shifts: Any = None
-    if scheme.kind == "zp":
-        shifts = payload.unpack_nibbles(parts["zeros"], parts["scales"].shape[1])
-    elif scheme.kind == "affine":
-        shifts = parts["offsets"]
+    match scheme.kind:
+        case "sym":
+            pass
+        case "zp":
+            shifts = payload.unpack_nibbles(parts["zeros"], parts["scales"].shape[1])
+        case "affine":
+            shifts = parts["offsets"]
+        case _:
+            assert_never(scheme.kind)
     return Codes(
         scheme,
         run.shape[1],

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -150,17 +150,20 @@ def normal_scales(scheme: Scheme, parts: Mapping[str, Array]) -> tuple[Array, Ar
     scales, top = parts["scales"], 2**scheme.bits - 1
     mirrored, alone = scales < 0, scales == 0
     sizes = np.abs(scales)
-    if scheme.kind == "affine":
-        shifts = parts["offsets"].astype(np.float32)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            offsets = np.where(mirrored, np.float32(top), np.float32(0)) - shifts / sizes.astype(np.float32)
-            alone = ~(np.abs(offsets) <= _LARGEST)  # what codes add is less than the rounding of the offset
-        offsets = np.where(alone, -shifts, offsets)
-    else:
-        zeros = np.full(scales.shape, scheme.zero, np.uint8)
-        if scheme.kind == "zp":
-            zeros = payload.unpack_nibbles(parts["zeros"], scales.shape[1])
-        offsets = np.where(mirrored, np.uint8(top) - zeros, zeros)
+    match scheme.kind:
+        case "affine":
+            shifts = parts["offsets"].astype(np.float32)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                offsets = np.where(mirrored, np.float32(top), np.float32(0)) - shifts / sizes.astype(np.float32)
+                alone = ~(np.abs(offsets) <= _LARGEST)  # what codes add is less than the rounding of the offset
+            offsets = np.where(alone, -shifts, offsets)
+        case "sym" | "zp":
+            zeros = np.full(scales.shape, scheme.zero, np.uint8)
+            if scheme.kind == "zp":
+                zeros = payload.unpack_nibbles(parts["zeros"], scales.shape[1])
+            offsets = np.where(mirrored, np.uint8(top) - zeros, zeros)
+        case _:
+            assert_never(scheme.kind)
     return np.where(alone, np.float16(1), sizes), offsets, alone
 
 
