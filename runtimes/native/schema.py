@@ -9,21 +9,34 @@ from typing import Any
 from edge import texts
 from edge.errors import InternalError
 
-_LINE = re.compile(r"^\s*(RECORD|INSTRUCTION|FIELD|END)\((\w+)(?:, (\w+))?\)$", re.MULTILINE)
+_LINE = re.compile(r"\s*(?:(RECORD|INSTRUCTION|FIELD)\((\w+), (\w+)\)|END\(\w+\)|//.*)?")
 _READS = ("Reads", "MaybeReads")
 _WRITES = ("Writes", "MaybeWrites", "WritesList")
+_OTHERS = (
+    "MatrixId", "VectorId", "RopeId", "LayerId", "MaybeRope", "MaybeVectorList",
+    "Integer", "Real", "Flag", "Text", "IntegerList", "Activation", "RunList",
+)  # fmt: skip
 
 
-def _read() -> tuple[dict[str, dict[str, str]], str]:
-    """The fields of each instruction, name → type, and the text of the schema as the C++ side gives it."""
+def parse(schema: str) -> tuple[dict[str, dict[str, str]], str]:
+    """The fields of each instruction, name → type, and the text of the schema as the C++ side gives it.
+
+    Raises InternalError for a line that is neither a comment nor a part of a record, and for an unknown type.
+    """
     instructions: dict[str, dict[str, str]] = {}
     fields: dict[str, str] = {}
     lines: list[str] = []
-    for what, first, second in _LINE.findall(texts.read(Path(__file__).with_name("program.def"))):
+    for line in schema.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise InternalError(f"program.def has a line that is none of the schema: {line}")
+        what, first, second = match.groups()
         if what == "FIELD":
+            if first not in (*_READS, *_WRITES, *_OTHERS):
+                raise InternalError(f"program.def has a field {second} of the unknown type {first}")
             fields[second] = first
             lines[-1] += f" {second}:{first}"
-        elif what != "END":
+        elif what is not None:
             fields = {}
             lines.append(f"{what.lower()} {second}")
             if what == "INSTRUCTION":
@@ -31,7 +44,7 @@ def _read() -> tuple[dict[str, dict[str, str]], str]:
     return instructions, "".join(f"{line}\n" for line in lines)
 
 
-INSTRUCTIONS, TEXT = _read()
+INSTRUCTIONS, TEXT = parse(texts.read(Path(__file__).with_name("program.def")))
 """INSTRUCTIONS: kind → its fields, name → type. TEXT is what an extension built from this schema answers."""
 
 

@@ -10,7 +10,7 @@ from edge.errors import InternalError, UnsupportedError
 from edge.graph import Graph, build
 from edge.ops import Add, Attention, Linear, Op, Weight
 from edge.payload import Layout
-from runtimes.native import builder
+from runtimes.native import builder, schema
 from runtimes.native.builder import ALL, CREST
 from runtimes.native.matrix import matrix_of
 from runtimes.native.passes import Passes
@@ -193,3 +193,26 @@ def test_an_unknown_op_is_refused_by_name() -> None:
     ops = (*graph.ops[:-1], replace(graph.ops[-1], attrs=SPEC))
     with pytest.raises(UnsupportedError, match=r"does not know the op DecoderSpec \(/logits\)"):
         builder.build(replace(graph, ops=ops), runs_of(graph, "float32"), exact=False, passes=Passes((), ()))
+
+
+def test_a_schema_is_read_line_by_line() -> None:
+    text = "// a comment\n\nRECORD(Buffer, buffer)\n  FIELD(Integer, width)\nEND(Buffer)\n"
+    text += "INSTRUCTION(Add, add)\n  FIELD(Reads, left)\nEND(Add)\n"
+    assert schema.parse(text) == (
+        {"add": {"left": "Reads"}},
+        "record buffer width:Integer\ninstruction add left:Reads\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("  FIELD(Reads,left)", r"a line that is none of the schema:   FIELD\(Reads,left\)"),
+        ("  FIELD(Reads, left) // first", "a line that is none"),
+        ("  FILED(Reads, left)", "a line that is none"),
+        ("  FIELD(ReadsList, inputs)", "a field inputs of the unknown type ReadsList"),
+    ],
+)
+def test_a_line_of_the_schema_that_is_not_understood(line: str, words: str) -> None:
+    with pytest.raises(InternalError, match=words):
+        schema.parse(f"INSTRUCTION(Add, add)\n{line}\nEND(Add)\n")
