@@ -138,7 +138,7 @@ def _check_format(found: Any) -> bool:
     known = [int(part) for part in FORMAT.split(".")]
     if type(found) is int:
         found = f"{found}.0"  # as the first bundles had it
-    match = re.fullmatch(r"(\d{1,4})\.(\d{1,4})", found) if isinstance(found, str) else None
+    match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", found) if isinstance(found, str) else None
     if match is None:
         raise BundleError(f"manifest format {found!r}; this version reads {FORMAT}: export or pull the model again")
     major, minor = int(match[1]), int(match[2])

@@ -121,7 +121,9 @@ def _check_rope(rope: RopeSpec) -> None:
         value = getattr(rope, name)
         if not (is_real(value) and value > 0):
             raise FormatError(f"decoder spec: rope {name} is {value}; it must be a positive number")
-    if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not 0 < rope.original_context < 2**31:
+    if not (is_real(rope.low_freq_factor) and is_real(rope.high_freq_factor) and 0 <= rope.original_context < 2**31):
+        raise FormatError(f"decoder spec: rope kind {rope.kind} has frequency factors or a context that are no numbers")
+    if rope.kind in ("dynamic", "yarn", "longrope", "llama3") and not rope.original_context:
         raise FormatError(f"decoder spec: rope kind {rope.kind} over a context of {rope.original_context}")
     low, high = rope.low_freq_factor, rope.high_freq_factor
     if rope.kind in ("yarn", "llama3") and not 1e-6 < low < high < 1e6:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from edge.errors import FormatError
-from edge.records import check_choice, check_real, check_sizes, check_softcap, read_record
+from edge.records import check_choice, check_positive, check_sizes, check_softcap, read_record
 
 QkNorm = Literal["none", "head", "full"]
 Activation = Literal["silu", "gelu_tanh"]
@@ -62,7 +62,7 @@ class Gqa:
             raise FormatError(f"decoder spec: {self.heads} heads cannot be grouped over {self.kv_heads} kv heads")
         if self.window is not None and not 0 < self.window < 2**31:
             raise FormatError(f"decoder spec: a window of {self.window} is not possible")
-        check_real(self, "scale")
+        check_positive(self, "scale")
         check_softcap(self, "softcap")
         check_choice(self, "qk_norm", get_args(QkNorm))
 
@@ -101,7 +101,7 @@ class Mla:
         check_sizes(self, "heads", "latent_dim", "nope_dim", "rope_dim", "value_dim")
         if self.query_rank is not None:
             check_sizes(self, "query_rank")
-        check_real(self, "scale")
+        check_positive(self, "scale")
         if not 0 < self.norm_eps < 1:
             raise FormatError(f"decoder spec: norm_eps {self.norm_eps} is not between 0 and 1")
 
@@ -157,7 +157,7 @@ class Moe:
         check_sizes(self, "experts", "top_k", "size", "groups", "top_groups", "group_best")
         check_choice(self, "activation", get_args(Activation))
         check_choice(self, "score", get_args(Score))
-        check_real(self, "scale")
+        check_positive(self, "scale")
         if not 0 <= self.shared_size < 2**31:
             raise FormatError(f"decoder spec: shared_size is {self.shared_size}, which is not a size")
         each, left = divmod(self.experts, self.groups)

@@ -31,8 +31,8 @@ def read_record(kind: type[Any], data: Mapping[str, Any]) -> Any:
 
 
 def is_real(value: float) -> bool:
-    """Whether a JSON number is finite and fits a float: Python's reader takes NaN, Infinity and any integer."""
-    return -1e300 < value < 1e300
+    """Whether a JSON number is finite and fits float32: Python's reader takes NaN, Infinity and any integer."""
+    return -3e38 <= value <= 3e38
 
 
 def check_sizes(record: object, *names: str) -> None:
@@ -56,8 +56,15 @@ def check_real(record: object, *names: str) -> None:
             raise FormatError(f"decoder spec: {name} is {getattr(record, name)}, which is no finite number")
 
 
+def check_positive(record: object, *names: str) -> None:
+    """Raise FormatError unless each of these fields is a positive number that float32 can multiply and divide by."""
+    for name in names:
+        value = getattr(record, name)
+        if not 1e-30 <= value <= 1e30:
+            raise FormatError(f"decoder spec: {name} is {value}; it must be a positive number")
+
+
 def check_softcap(record: object, name: str) -> None:
     """Raise FormatError unless a field is None or a cap that tanh can be scaled to."""
-    cap = getattr(record, name)
-    if cap is not None and not (is_real(cap) and cap > 0):
-        raise FormatError(f"decoder spec: {name} is {cap}; a cap is a positive number")
+    if getattr(record, name) is not None:
+        check_positive(record, name)

@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_read(bundle: Path, monkeypatch: pytest.MonkeyPatc
         verify_bundle(bundle)
 
 
-@pytest.mark.parametrize("version", ["1", "1.", "1.-1", 1.0, True, None, [1]])
+@pytest.mark.parametrize("version", ["1", "1.", "1.-1", "\u0662.\u0660", 1.0, True, None, [1]])
 def test_another_format_version(version: Any, bundle: Path, edit: Edit) -> None:
     edit(lambda data: data.update(format=version))
     both(bundle, r"manifest\.json: manifest format .*; this version reads 2\.0: export or pull the model again")
