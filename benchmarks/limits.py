@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from edge.decoder import DecoderSpec
+from edge.errors import UnsupportedError
 from edge.graph import Graph
-from edge.ops import Attention, Embed, Experts, LatentAttention, Linear, Router, Select
+from edge.ops import OPS, Attention, Embed, Experts, LatentAttention, Linear, Select
 
 _READ = 1 << 30  # bytes, so that no cache holds a part worth counting
 _PASSES = 4
@@ -34,9 +35,8 @@ def weights_read(graph: Graph, size: Callable[[str], int]) -> int:
 
 def _shares(graph: Graph) -> dict[str, float]:
     """How much of its weights each mixture of experts reads for one token: those of the chosen experts."""
-    routers = {op.output: op.attrs.top_k for op in graph.ops if isinstance(op.attrs, Router)}
     mixtures = (op for op in graph.ops if isinstance(op.attrs, Experts))
-    return {op.output: routers[op.inputs[1]] / graph.widths[op.inputs[1]] for op in mixtures}
+    return {op.output: graph.experts_chosen(op) / graph.widths[op.inputs[1]] for op in mixtures}
 
 
 def rows_seen(spec: DecoderSpec, held: float) -> float:
@@ -67,6 +67,8 @@ def operations(graph: Graph, prompt: int) -> tuple[int, int]:
         elif isinstance(attrs, Attention):
             full = min(attrs.window or prompt, prompt)
             attention += 4 * attrs.heads * attrs.dim * (full * (full + 1) // 2 + (prompt - full) * full)
+        elif not isinstance(attrs, Embed) and (OPS[type(attrs)].attends or any(w.is_matrix for w in op.weights)):
+            raise UnsupportedError(f"what {op.kind} ({op.output}) multiplies is not known")
     return round(weights), attention
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from edge.branches import BRANCHES, Builder
 from edge.decoder import DecoderSpec
 from edge.errors import FormatError
-from edge.ops import OPS, Add, Embed, Linear, Op, Select, Softcap, Weight
+from edge.ops import OPS, Add, Embed, Experts, Linear, Op, Router, Select, Softcap, Weight
 
 TOKENS = "/tokens"
 LOGITS = "/logits"
@@ -40,6 +40,13 @@ class Graph:
     def parameters(self) -> int:
         """Numbers in all weights, a tied head counted once."""
         return sum(weight.size for weight in self.weights)
+
+    def experts_chosen(self, op: Op[Experts]) -> int:
+        """How many experts of a mixture each token is multiplied with. Raises FormatError unless a router chooses."""
+        for maker in self.ops:
+            if maker.output == op.inputs[1] and isinstance(maker.attrs, Router):
+                return maker.attrs.top_k
+        raise FormatError(f"graph: {op.kind} {op.output}: its second input {op.inputs[1]} is no router's output")
 
     @property
     def siblings(self) -> tuple[tuple[Op[Linear], ...], ...]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from edge.bundle import Bundle
 from edge.channels import Channels, Float, Makers, channels, makers
-from edge.ops import Attention, LatentAttention, Op
+from edge.errors import UnsupportedError
+from edge.ops import OPS, Attention, LatentAttention, Op
 
 # int8 rounds a key to 1/254 of its row's largest number, which chance makes about three standard deviations. A constant
 # above four would cost the others most of their bits: so it is with the biases in the first and last layers of Qwen2.
@@ -18,7 +19,10 @@ _MOST_UNEVEN = 2.5
 
 
 def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
-    """The dtype of each layer: `wanted`, or a wider one where channels of its keys are too large for that."""
+    """The dtype of each layer: `wanted`, or a wider one where channels of its keys are too large for that.
+
+    Raises UnsupportedError for a kind of op that keeps tokens and is not known here.
+    """
     layers = range(len(bundle.spec.layers))
     if wanted == "float32":
         return [wanted for _ in layers]
@@ -29,6 +33,8 @@ def kv_dtypes(bundle: Bundle, wanted: str) -> list[str]:
             found[op.attrs.layer] = _dtype(bundle, made, op, wanted)
         elif isinstance(op.attrs, LatentAttention):
             found[op.attrs.layer] = _latent_dtype(bundle, made, op, wanted)
+        elif OPS[type(op.attrs)].attends:
+            raise UnsupportedError(f"how to keep what {op.kind} ({op.output}) keeps of each token is not known")
     return list(found.values())
 
 

@@ -13,7 +13,7 @@ from edge.cgroups import read_text
 from edge.errors import OptionError
 from edge.graph import Graph
 from edge.memory import memory_limit
-from edge.ops import Experts, Router, Weight
+from edge.ops import Experts, Weight
 from exporters.calibration import spill
 from exporters.payload_writer import Plan
 from exporters.quant import gptq
@@ -97,12 +97,10 @@ def _needs(plan: Plan) -> bool:
 
 def _experts_a_token(graph: Graph) -> float:
     """How many numbers of experts' matrices a token is multiplied with."""
-    top_k, total = 0, 0.0
+    total = 0.0
     for op in graph.ops:
-        if isinstance(op.attrs, Router):
-            top_k = op.attrs.top_k
         if isinstance(op.attrs, Experts):
-            total += sum(weight.size // weight.shape[0] * top_k for weight in op.weights)
+            total += sum(weight.size // weight.shape[0] for weight in op.weights) * graph.experts_chosen(op)
     return total
 
 

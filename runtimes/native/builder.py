@@ -164,7 +164,7 @@ class _Translation:
     def _experts(self, op: Op[Experts]) -> None:
         attrs, (source, routing) = op.attrs, op.inputs
         gate, up, down = attrs.gate, attrs.up, attrs.down
-        top_k = next(other.attrs.top_k for other in self.graph.ops if other.output == routing)
+        top_k = self.graph.experts_chosen(op)
         if self._input(gate, up) != "float":
             source = self._codes_of(source)
         how, inner = self._input(down), f"{op.output}/inner"

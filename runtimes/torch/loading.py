@@ -111,9 +111,7 @@ def _multiplied(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def _chosen(graph: Graph) -> dict[str, int]:
-    routers = {op.output: op.attrs.top_k for op in graph.ops if isinstance(op.attrs, Router)}
-    mixtures = (op for op in graph.ops if isinstance(op.attrs, Experts))
-    return {op.attrs.gate.name: routers[op.inputs[1]] for op in mixtures}
+    return {op.attrs.gate.name: graph.experts_chosen(op) for op in graph.ops if isinstance(op.attrs, Experts)}
 
 
 def _embed(loader: Loader, found: ModelWeights, attrs: Embed) -> None:

@@ -262,3 +262,14 @@ def test_verify_wants_logits_of_the_whole_vocabulary() -> None:
     narrow = tuple(replace(op, attrs=head) if op.output == LOGITS else op for op in graph.ops)
     with pytest.raises(FormatError, match="no logits of the vocabulary"):
         verify(replace(graph, ops=narrow, widths={**graph.widths, LOGITS: 10}))
+
+
+def test_a_mixture_knows_how_many_experts_its_router_chooses() -> None:
+    graph = build(make_spec(mlp={"size": 10}))
+    names = ("gate", "up", "down")
+    experts = Op("/mixed", ("/x", "/routing"), Experts(*(Weight(n, (4, 2, 2), "gate") for n in names), "silu"))
+    router = Op("/routing", ("/logits",), Router(3, "softmax", False, 1.0))
+    assert replace(graph, ops=(router, experts)).experts_chosen(experts) == 3
+    other = Op("/routing", ("/a", "/b"), Add())
+    with pytest.raises(FormatError, match="experts /mixed: its second input /routing is no router's output"):
+        replace(graph, ops=(other, experts)).experts_chosen(experts)

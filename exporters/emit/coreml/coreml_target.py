@@ -13,7 +13,7 @@ from edge.contents import Artefact
 from edge.coreml_interface import GOLDEN, LANES, MODEL, PACKAGE, RANGES, Function
 from edge.errors import OptionError, UnsupportedError
 from edge.graph import Graph
-from edge.ops import Experts, Router
+from edge.ops import Experts
 from exporters.emit.coreml import golden, limits
 from exporters.emit.coreml import toolkit as coremltools
 from exporters.emit.coreml.experts import SHARE
@@ -77,10 +77,8 @@ def unknown(graph: Graph, handlers: Collection[type[Any]]) -> str:
 
 
 def _too_many_experts(graph: Graph) -> str:
-    routers = [op for op in graph.ops if isinstance(op.attrs, Router)]
-    mixtures = [op for op in graph.ops if isinstance(op.attrs, Experts)]
-    for router, mixture in zip(routers, mixtures, strict=True):
-        experts, chosen = mixture.attrs.gate.shape[0], router.attrs.top_k
+    for mixture in (op for op in graph.ops if isinstance(op.attrs, Experts)):
+        experts, chosen = mixture.attrs.gate.shape[0], graph.experts_chosen(mixture)
         if experts > SHARE * chosen:
             return (
                 f"{mixture.output} chooses {chosen} of {experts} experts, and Core ML has no op for chosen matrices: "
