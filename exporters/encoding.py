@@ -41,11 +41,13 @@ class Encoding:
         return self.effort.distills and distill.useful(self.plans)
 
     def check(self) -> None:
-        """Raise what is known before the work: UnsupportedError without torch, OptionError for a lack of memory."""
+        """Raise what is known before the work: UnsupportedError without torch or for an op that cannot be trained,
+        OptionError for a lack of memory."""
         if self.distills:
             distill.check()
-            from exporters.distill import distilling  # not at the top: it imports torch
+            from exporters.distill import autograd, distilling  # not at the top: they import torch
 
+            autograd.check(self.graph.ops)
             distilling.check_memory(self.graph, self.plans, self.effort.tokens)
 
     def write(self, path: Path, samples: Samples, work: Work, report: Report) -> Encoded:

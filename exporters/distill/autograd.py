@@ -47,15 +47,20 @@ EVALUATORS: dict[type[Any], Callable[[Pass, Any, Sequence[Tensor]], Tensor]] = {
 }
 
 
+def check(ops: Sequence[Op[Any]]) -> None:
+    """Raise UnsupportedError for an op of a kind that has no evaluator."""
+    for op in ops:
+        if type(op.attrs) not in EVALUATORS:
+            raise UnsupportedError(f"distillation does not know op kind {op.kind!r} ({op.output})")
+
+
 def run(batch: Pass, ops: Sequence[Op[Any]], values: Mapping[str, Tensor]) -> Tensor:
     """The output of the last of these ops. Raises UnsupportedError for a kind that has no evaluator."""
+    check(ops)
     found = dict(values)
     last = {name: index for index, op in enumerate(ops) for name in op.inputs}
     for index, op in enumerate(ops):
-        evaluate = EVALUATORS.get(type(op.attrs))
-        if evaluate is None:
-            raise UnsupportedError(f"distillation does not know op kind {op.kind!r} ({op.output})")
-        found[op.output] = evaluate(batch, op.attrs, [found[name] for name in op.inputs])
+        found[op.output] = EVALUATORS[type(op.attrs)](batch, op.attrs, [found[name] for name in op.inputs])
         for name in op.inputs:
             if last[name] == index:
                 found.pop(name, None)

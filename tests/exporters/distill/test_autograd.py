@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from edge.errors import UnsupportedError
 from edge.graph import TOKENS, build
+from edge.ops import Gate
 from exporters.architectures import describe
+from exporters.calibration import EFFORTS
 from exporters.checkpoint import Checkpoint
 from exporters.distill import autograd
 from exporters.distill.state import Pass
+from exporters.encoding import Encoding
 from exporters.reference import EVALUATORS
 from tests.exporters.test_reference import CASES
 from tests.exporters.tiny import load_reference
+from tests.specs import small_spec
 
 Opener = Callable[[Path], Checkpoint]
 
@@ -45,3 +50,11 @@ def test_logits_and_gradients_equal_transformers(case: str, opened: Opener, tmp_
 
 def test_every_op_of_the_reference_has_an_evaluator() -> None:
     assert set(EVALUATORS) < set(autograd.EVALUATORS)
+
+
+def test_an_op_without_an_evaluator_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(autograd.EVALUATORS, Gate)
+    monkeypatch.setattr("exporters.distill.useful", lambda plans: True)
+    graph = build(small_spec())
+    with pytest.raises(UnsupportedError, match=r"does not know op kind 'gate' \(/layers.0/mlp/act\)"):
+        Encoding(graph, {}, EFFORTS["high"]).check()
