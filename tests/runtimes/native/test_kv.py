@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import edge
 from edge.bundle import Bundle
 from edge.errors import OptionError, UnsupportedError
-from edge.kv import Policy, plan_layout, row_bytes
+from edge.kv import plan_layout, row_bytes
 from edge.options import RuntimeOptions
 from edge.runtime import open_runtime
 from edge.session import Session
@@ -32,7 +32,7 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 
 def open_native(bundle: Bundle, slots: int, *, sinks: int = 0, sequences: int = 1, **options: Any) -> NativeRuntime:
-    policy: Policy = "sliding" if sinks else "error"
+    policy: str = "sliding" if sinks else "error"
     layout = plan_layout(bundle.spec, slots, chunk=256, sinks=sinks, sequences=sequences, policy=policy)
     runtime = open_runtime(bundle, layout, RuntimeOptions(runtime="native", **options))
     assert isinstance(runtime, NativeRuntime)
