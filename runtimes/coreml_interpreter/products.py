@@ -27,11 +27,11 @@ def _linear(inputs: Inputs) -> Array:
 
 def _infer_matmul(inputs: Inputs) -> Tensor:
     x, y = inputs["x"], inputs["y"]
-    (across,), (turned,) = inputs["transpose_x"].flags(), inputs["transpose_y"].flags()
+    (x_transposed,), (y_transposed,) = inputs["transpose_x"].flags(), inputs["transpose_y"].flags()
     if x.dtype != y.dtype or x.dtype not in FLOATS or min(len(x.shape), len(y.shape)) < 2:
         raise FormatError(f"a product of {x.type} with {y.type}")
-    rows, inner = x.shape[:-3:-1] if across else x.shape[-2:]
-    other, columns = y.shape[:-3:-1] if turned else y.shape[-2:]
+    rows, inner = x.shape[:-3:-1] if x_transposed else x.shape[-2:]
+    other, columns = y.shape[:-3:-1] if y_transposed else y.shape[-2:]
     require(inner == other, f"a product of {x.type} with {y.type}")
     return Tensor(x.dtype, (*broadcast(x.shape[:-2], y.shape[:-2]), rows, columns))
 

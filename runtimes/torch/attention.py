@@ -18,8 +18,8 @@ from runtimes.torch.step import View
 def rotate(state: State, attrs: Rope, inputs: Sequence[Tensor]) -> Tensor:
     (x,) = inputs
     heads = x.view(len(x), attrs.heads, attrs.dim)
-    turned = rotated(heads[..., : attrs.rotary], *state.step.angles[attrs.rope])
-    return torch.cat([turned, heads[..., attrs.rotary :]], dim=-1).view(x.shape)
+    rotary = rotated(heads[..., : attrs.rotary], *state.step.angles[attrs.rope])
+    return torch.cat([rotary, heads[..., attrs.rotary :]], dim=-1).view(x.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,11 @@ def _rope(build: _Builder, op: Op[Rope]) -> None:
     a, b = (scope.slice(x, f"{path}/{part}", 1, (i * half, (i + 1) * half)) for i, part in enumerate("ab"))
     cos, sin = (scope.inputs[f"{part}_{attrs.rope}"] for part in ("cos", "sin"))
 
-    def turned(first: Any, second: Any, kind: str, part: str) -> Any:
+    def rotated(first: Any, second: Any, kind: str, part: str) -> Any:
         left = scope.op("mul", f"{path}/{part}_cos", x=first, y=cos)
         return scope.op(kind, f"{path}/{part}_turned", x=left, y=scope.op("mul", f"{path}/{part}_sin", x=second, y=sin))
 
-    parts = [turned(a, b, "sub", "a"), turned(b, a, "add", "b")]
+    parts = [rotated(a, b, "sub", "a"), rotated(b, a, "add", "b")]
     if attrs.rotary < attrs.dim:
         parts.append(scope.slice(x, f"{path}/rest", 1, (attrs.rotary, attrs.dim)))
     scope.set(path, scope.reshape(scope.op("concat", f"{path}/whole", values=parts, axis=1), path, flat))

@@ -48,12 +48,12 @@ def rotate(build: FunctionBuilder, op: Op[Rope]) -> None:
     )
     a, b = (scope.slice(x, f"{path}/{part}", 2, (i * half, (i + 1) * half)) for i, part in enumerate("ab"))
 
-    def turned(first: Any, second: Any, kind: str, part: str) -> Any:
+    def rotated(first: Any, second: Any, kind: str, part: str) -> Any:
         left = scope.op("mul", f"{path}/{part}_cos", x=first, y=cos)
         right = scope.op("mul", f"{path}/{part}_sin", x=second, y=sin)
         return scope.op(kind, f"{path}/{part}_turned", x=left, y=right)
 
-    parts = [turned(a, b, "sub", "a"), turned(b, a, "add", "b")]
+    parts = [rotated(a, b, "sub", "a"), rotated(b, a, "add", "b")]
     if attrs.rotary < attrs.dim:
         parts.append(scope.slice(x, f"{path}/rest", 2, (attrs.rotary, attrs.dim)))
     whole = scope.op("concat", f"{path}/whole", values=parts, axis=-1)
@@ -85,14 +85,14 @@ def attend_latents(build: FunctionBuilder, op: Op[LatentAttention]) -> None:
     attrs, scope, path = op.attrs, build.scope, op.output
     dtype = _width(build, op, None)
     rows, heads = build.function.rows, attrs.heads
-    nope, turned = (_scaled(build, name, attrs.scale, f"{path}/{name}") for name in op.inputs[:2])
+    nope, rotary = (_scaled(build, name, attrs.scale, f"{path}/{name}") for name in op.inputs[:2])
     nope = scope.reshape(nope, f"{path}/nope_heads", (rows, heads, attrs.nope_dim))
     nope = scope.transpose(nope, f"{path}/nope_by_head", (1, 0, 2))
     absorbed = _each_head(build, nope, attrs.key_up.name, attrs.key_up.shape, f"{path}/absorbed")
     absorbed = scope.cast(absorbed, dtype, f"{path}/absorbed_{dtype}")
-    turned = scope.reshape(turned, f"{path}/rope_heads", (rows, heads, attrs.rope_dim))
-    turned = scope.cast(scope.transpose(turned, f"{path}/rope_by_head", (1, 0, 2)), dtype, f"{path}/rope_{dtype}")
-    q = scope.op("concat", f"{path}/q", values=[absorbed, turned], axis=-1)
+    rotary = scope.reshape(rotary, f"{path}/rope_heads", (rows, heads, attrs.rope_dim))
+    rotary = scope.cast(scope.transpose(rotary, f"{path}/rope_by_head", (1, 0, 2)), dtype, f"{path}/rope_{dtype}")
+    q = scope.op("concat", f"{path}/q", values=[absorbed, rotary], axis=-1)
     q = scope.reshape(q, f"{path}/q_rows", (1, heads * rows, attrs.latent_dim + attrs.rope_dim))
     parts = [scope.take(name, "float16") for name in op.inputs[2:]]
     new = scope.op("concat", f"{path}/new", values=parts, axis=-1)

@@ -95,15 +95,15 @@ class Matrices:
 
     def _code_pieces(self, name: str, shape: tuple[int, ...], dtype: str) -> Iterator[bytes]:
         scheme = self._scheme(name)
-        # Two's complement is the unsigned code with its top bit turned.
-        turned = {"int4": np.uint8(0x88), "int8": np.uint8(0x80)}.get(dtype, np.uint8(0))
+        # Two's complement is the unsigned code with its top bit flipped.
+        flipped = {"int4": np.uint8(0x88), "int8": np.uint8(0x80)}.get(dtype, np.uint8(0))
         for parts in self._parts(name, shape):
             if dtype.startswith("int") and parts["scales"].all():
-                yield (parts["codes"] ^ turned).tobytes()
+                yield (parts["codes"] ^ flipped).tobytes()
                 continue
             codes = normal_codes(scheme, parts)
             packed = codes if scheme.bits == 8 else payload.pack_nibbles(codes.reshape(1, -1))
-            yield (packed ^ turned).tobytes()
+            yield (packed ^ flipped).tobytes()
 
     def _scale_pieces(self, name: str, shape: tuple[int, ...], *, wide: bool) -> Iterator[bytes]:
         scheme = self._scheme(name)
