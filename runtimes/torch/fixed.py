@@ -142,7 +142,7 @@ class _Inputs:
         rings = []
         for index, length in enumerate(self.shape.lengths):
             writes, slots, held = others[3 * index : 3 * index + 3]
-            mask = (held >= 0).view(count, 1, length)  # a lone query sees all that its plan names
+            mask = (held >= 0).view(count, 1, 1, length)  # a lone query sees all that its plan names
             rings.append(RingStep(writes, (View(0, count, count, slots.view(count, length), mask),)))
         halves = torch.split(self._angles, [count * n for n in self._pairs for _ in range(2)])
         pairs = (
