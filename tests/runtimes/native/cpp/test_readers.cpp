@@ -109,7 +109,7 @@ private:
         }
     }
     for (size_t n = 0; n < going.size(); ++n)
-      f.segments[n].rings = {{runs[n].data(), 1, 0}};
+      f.segments[n].rings = {{runs[n].data(), 1, kSlots, 0}};
     const size_t pairs = tokens.size() * static_cast<size_t>(engine_.program().ropes[0]);
     const std::vector<float> cos(pairs, 0.8f), sin(pairs, 0.6f);
     std::vector<float> logits(going.size() * kVocab);
