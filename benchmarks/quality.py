@@ -43,8 +43,8 @@ from exporters.quant.method import Parts, Rows, Statistics
 FOLDER = models.FOLDER / "quality"
 PAGE = Path(__file__).parent / "quality.md"
 _HEAD = (
-    "", "bits a weight", "mean KL", "99% KL", "top-1 same", "perplexity", "native engine", "int8 cache", "int8 layers",
-    "calibrated on", "measured on", "minutes",
+    "", "bits a weight", "mean KL", "99% KL", "top-1 same", "perplexity (over the source's)", "native engine",
+    "int8 cache", "int8 layers", "calibrated on", "measured on", "minutes",
 )  # fmt: skip
 _NARROW = "int4-g32-sym"
 
@@ -177,9 +177,7 @@ def page(folder: Path, machine: str) -> str:
     made = []
     for name, rows in found.items():
         ordered = [label for label in ROWS if label in rows]
-        own = rows[ordered[0]].source_perplexity
-        title = f"{name}: the source's perplexity is {own:.2f}"
-        made.append(tables.Table(title, _HEAD, tuple(_cells(label, rows[label]) for label in ordered)))
+        made.append(tables.Table(name, _HEAD, tuple(_cells(label, rows[label]) for label in ordered)))
     head = "# Quality\n\nWritten by `python -m benchmarks.quality`, which says how it is measured; do not edit.\n\n"
     return head + "\n\n".join(table.render(markdown=True) for table in made) + f"\n\n{machine}\n"
 
