@@ -29,6 +29,7 @@ from benchmarks import active_bytes, models, tables
 from edge.bundle import WEIGHTS, Bundle, write_manifest
 from edge.coreml_interface import PACKAGE
 from edge.decoder import DecoderSpec, RopeSpec
+from edge.errors import BundleError
 from edge.layers import Dense, Gqa, LayerSpec
 from edge.tokenizer import open_tokenizer
 from exporters import parity
@@ -173,7 +174,7 @@ def _faults(scratch: Path) -> list[Row]:
         try:
             planted.check()
             rows.append((plant.__name__.replace("_", " "), "no"))
-        except edge.BundleError:
+        except BundleError:
             rows.append((plant.__name__.replace("_", " "), "yes"))
     return rows
 
