@@ -155,7 +155,13 @@ void forward(Opened &opened, Array<int32_t, 1> tokens, Longs segments, const std
   for (const auto &[segment, ring, out] : attention) {
     require(segment < f.segments.size() && ring < rings, "forward: attention of a ring that is not there");
     RingView &view = f.segments[segment].rings[ring];
-    require(out.shape(0) == static_cast<size_t>(f.segments[segment].count) && static_cast<size_t>(view.rows()) == out.shape(1),
+    int64_t left = static_cast<int64_t>(out.shape(1)); // the runs are not checked yet: their sum could overflow
+    for (int64_t run = 0; run < view.count; ++run) {
+      const int64_t rows = view.runs[3 * run + 2];
+      require(rows >= 0 && rows <= left, "forward: attention of another shape");
+      left -= rows;
+    }
+    require(out.shape(0) == static_cast<size_t>(f.segments[segment].count) && left == 0,
             "forward: attention of another shape");
     view.attention = out.data();
   }

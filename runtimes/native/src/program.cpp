@@ -175,6 +175,23 @@ bool same_rows(const Program &program, const Instruction &i) {
   return same;
 }
 
+// Each buffer is written before it is read, by one operand of an instruction alone, and something writes the logits: else
+// a forward would give numbers of an earlier one, or of memory that it was lent.
+void verify_order(const Program &program) {
+  std::vector<bool> written(program.buffers.size());
+  for (size_t index = 0; index < program.instructions.size(); ++index) {
+    const Instruction &i = program.instructions[index];
+    const Checker check(program, index);
+    for (int32_t id : i.reads)
+      check.require(written[static_cast<size_t>(id)], "an operand that nothing has written");
+    for (int32_t id : i.writes) {
+      check.require(std::count(i.writes.begin(), i.writes.end(), id) == 1, "two outputs in one buffer");
+      written[static_cast<size_t>(id)] = true;
+    }
+  }
+  require(written[kLogits], "nothing writes the logits");
+}
+
 } // namespace
 
 Instruction::Instruction(Operands of) : operands(std::move(of)) {
@@ -209,6 +226,7 @@ void verify(const Program &program) {
             "instruction " + std::to_string(index) + " has buffers of all rows and of the wanted ones");
     i.op().verify(Checker(program, index), i);
   }
+  verify_order(program);
   verify_layers(program);
 }
 

@@ -48,8 +48,8 @@ struct Op {
 // The record of a kind, by the index of its operands.
 const Op &op_at(size_t kind);
 
-// Throws std::invalid_argument where two instructions write the keys of one layer: others could still attend to the
-// first ones.
+// Throws std::invalid_argument where two instructions write the keys of one layer, as others could still attend to the
+// first ones, and where one attends to a layer before its keys are written.
 void verify_layers(const Program &program);
 
 inline Cost no_products(const Program &, const Instruction &) { return {}; }

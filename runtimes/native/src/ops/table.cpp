@@ -1,4 +1,4 @@
-#include "ops/op.hpp"
+#include "ops/attention.hpp"
 
 #include <stdexcept>
 
@@ -26,12 +26,16 @@ const Op &op_at(size_t kind) { return *kOps[kind - 1]; } // kind 0 is no instruc
 
 void verify_layers(const Program &program) {
   std::vector<bool> written(program.kv.layers.size());
-  for (const Instruction &i : program.instructions)
+  for (const Instruction &i : program.instructions) {
+    const int32_t attended = attended_layer(i);
+    if (attended != kNone && !written[static_cast<size_t>(attended)])
+      throw std::invalid_argument("program: attention to a layer whose keys are not written yet");
     if (const KvWrite *write = std::get_if<KvWrite>(&i.operands)) {
       if (written[static_cast<size_t>(write->layer)])
         throw std::invalid_argument("program: a layer whose keys are written twice");
       written[static_cast<size_t>(write->layer)] = true;
     }
+  }
 }
 
 } // namespace dsedge

@@ -165,6 +165,19 @@ void test_contradictions() {
   });
   refused("all rows where the wanted ones belong",
           [](Program &p) { p.instructions.push_back(Add{.left = {kX}, .right = {kX}, .output = {kWanted}}); });
+  refused("a buffer that nothing has written", [](Program &p) { p.instructions.erase(p.instructions.begin()); });
+  refused("logits that nothing writes", [](Program &p) {
+    p.instructions.pop_back();
+    p.instructions.pop_back();
+  });
+  refused("keys that are written behind the attention to them",
+          [](Program &p) { std::swap(p.instructions[3], p.instructions[4]); });
+  refused("two outputs in one buffer", [](Program &p) {
+    Linear projections = as<Linear>(p.instructions[2]);
+    projections.outputs = {{kQ, kK, kK}};
+    p.instructions[2] = projections;
+    p.instructions[3] = KvWrite{.keys = {kK}, .values = {kK}, .layer = {0}, .rope = {0}};
+  });
 }
 
 // Changes the operand of that number, if there is one.
