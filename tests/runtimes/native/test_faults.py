@@ -54,7 +54,7 @@ def embed(output: int) -> dict[str, Any]:
 
 def forward(engine: Any, tokens: Sequence[int], wanted: Sequence[int], *, held: int = 0) -> npt.NDArray[np.float32]:
     logits = np.full((len(wanted), DIM), np.nan, np.float32)
-    table, runs = np.array([[len(tokens), held, 0]]), [[np.array([[0, 0, held + len(tokens)]])]]
+    table, runs = np.array([[len(tokens), held, SLOTS, 0]]), [[np.array([[0, 0, held + len(tokens)]])]]
     engine.forward(np.array(tokens, np.int32), table, runs, [], np.array(wanted, np.int64), logits)
     return logits
 

@@ -226,7 +226,8 @@ def test_hostile_programs_are_refused_or_harmless(kind: str) -> None:
             runs = [[np.array([[0, 0, 2]])] * 3]
             angles = [(np.ones((2, rope["pairs"]), np.float32),) * 2 for rope in tables["ropes"]]
             logits = np.empty((2, 300), np.float32)
-            engine.forward(np.array([5, 6], np.int32), np.array([[2, 0, 0, 0, 0]]), runs, angles, np.arange(2), logits)
+            table = np.array([[2, 0, *[2, 0] * 3]])  # each of three rings has a window of 2 and no sinks
+            engine.forward(np.array([5, 6], np.int32), table, runs, angles, np.arange(2), logits)
     assert refused > 10 * len(places)
 
 

@@ -60,7 +60,7 @@ def test_malformed_segments_are_internal_errors(runtime: NativeRuntime) -> None:
         ([fine, fine], "two rows for one slot"),
         ([with_rings()], "runs of each ring"),
         ([with_rings(ring, ring)], "runs of each ring"),
-        ([replace(fine, tokens=fine.tokens[:2])], "angles of another shape"),
+        ([replace(fine, tokens=fine.tokens[:2])], "segments of other tokens"),
         ([with_runs((0, 0, 2))], "new rows without a slot"),
         ([with_runs((0, 0, 4))], "positions behind the new ones"),
         ([with_runs((0, 0, 2), (3, 8, 1), start=1)], "new rows without a slot"),
