@@ -10,12 +10,14 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edge import remembered, seal
 from edge.bundle import Bundle
-from edge.errors import EdgeError
+from edge.errors import EdgeError, FormatError
 from edge.kv import plan_layout
 from edge.options import RuntimeOptions
+from edge.records import read_record
 from edge.session import Session
 
 KIND = "runtime"
@@ -50,16 +52,26 @@ def fastest(bundle: Bundle, options: RuntimeOptions, rivals: Mapping[str, str]) 
 
 def told() -> list[str]:
     """What is remembered, a line a bundle and backend."""
-    return [f"{key.rpartition(' ')[0]}: {Speed(**value)}" for key, value in remembered.entries(KIND).items()]
+    entries = ((key, _read(value)) for key, value in remembered.entries(KIND).items())
+    return [f"{key.rpartition(' ')[0]}: {speed}" for key, speed in entries if speed is not None]
+
+
+def _read(value: Any) -> Speed | None:
+    """What an entry says; None for one that somebody has damaged."""
+    try:
+        found: Speed = read_record(Speed, value)
+    except (FormatError, TypeError, AttributeError):
+        return None
+    return found if found.refused or min(found.prompt_s, found.token_s) > 0 else None
 
 
 def _speed(bundle: Bundle, options: RuntimeOptions, name: str, device: str) -> Speed:
     """As it is remembered, or measured now."""
     described = f"{seal.seal(bundle.manifest.to_json())} {options.threads} {options.exact} {options.kv_dtype}"
     key = f"{bundle.manifest.name} {name} {device} {hashlib.sha256(described.encode()).hexdigest()[:16]}"
-    value = remembered.recall(KIND, key)
-    if value is not None:
-        return Speed(**value)
+    known = _read(remembered.recall(KIND, key))
+    if known is not None:
+        return known
     speed = _measured(bundle, replace(options, runtime=name, device=device))
     remembered.remember(KIND, key, {"prompt_s": speed.prompt_s, "token_s": speed.token_s, "refused": speed.refused})
     return speed

@@ -29,9 +29,9 @@ from runtimes.torch.state import State
 from runtimes.torch.step import Step
 
 Float = npt.NDArray[np.float32]
-# Numbers of a matrix that are dequantized at a time: what the CPU's caches hold, and what fills a GPU.
 # Where decoding has fixed shapes and tokens are drawn on the device: a launch costs more than what is padded.
 FIXED = ("cuda", "mps")
+# Numbers of a matrix that are dequantized at a time: what the CPU's caches hold, and what fills a GPU.
 _NUMBERS = {"cpu": 1 << 20, "mps": 1 << 24, "cuda": 1 << 26}
 
 

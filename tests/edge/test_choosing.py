@@ -113,6 +113,17 @@ def test_another_bundle_or_option_is_measured_anew(backends: Backends, tmp_path:
     assert backends.opened == ["slow", "quick"] * 2
 
 
+@pytest.mark.parametrize("damaged", [3, [], {"prompt_s": "x"}, {"prompt_s": 0.0, "token_s": 1.0}, {"speed": 1}])
+def test_a_damaged_entry_is_measured_anew(damaged: Any, backends: Backends, tmp_path: Path) -> None:
+    chosen(tmp_path)
+    found = json.loads(remembered.path().read_text())
+    remembered.path().write_text(json.dumps({choosing.KIND: dict.fromkeys(found[choosing.KIND], damaged)}))
+    remembered._known.clear()
+    assert choosing.told() == []
+    assert chosen(tmp_path) == "quick"
+    assert backends.opened == ["slow", "quick"] * 2
+
+
 def test_the_file_keeps_the_latest_and_survives_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "_MOST", 3)
     for number in range(5):
