@@ -108,12 +108,12 @@ class Manifest:
             with found_in(BundleError):
                 values["spec"] = DecoderSpec.from_json(values["spec"])
             info = values["tokenizer"]
-            found = {token: tuple(places) for token, places in info.get("eos_found", {}).items()}
-            info = {**info, "eos": tuple(info["eos"]), "eos_found": found}
+            found = {token: _listed(places) for token, places in info.get("eos_found", {}).items()}
+            info = {**info, "eos": _listed(info["eos"]), "eos_found": found}
             values["tokenizer"] = _record(TokenizerInfo, info, newer)
             values["graphs"] = {
                 name: _record(
-                    GraphInfo, {**item, "inputs": tuple(item["inputs"]), "outputs": tuple(item["outputs"])}, newer
+                    GraphInfo, {**item, "inputs": _listed(item["inputs"]), "outputs": _listed(item["outputs"])}, newer
                 )
                 for name, item in values["graphs"].items()
             }
@@ -146,6 +146,13 @@ def _check_format(found: Any) -> bool:
         advice = "update dsedge" if major > known[0] else "export or pull the model again"
         raise BundleError(f"manifest format {found}; this version reads {known[0]}.x: {advice}")
     return minor > known[1]
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    """The items of a list. Raises TypeError for a text, whose characters would be taken for them."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r} is no list")
+    return tuple(value)
 
 
 def _record(kind: Callable[..., T], values: Mapping[str, Any], newer: bool) -> T:

@@ -16,6 +16,7 @@ from edge.ops import OPS, Add, Embed, Experts, Linear, Op, Router, Select, Softc
 
 TOKENS = "/tokens"
 LOGITS = "/logits"
+SELECTED = "/select"  # the states of the rows whose logits are wanted: what the head reads
 HIDDEN = "/norm"
 
 
@@ -73,7 +74,7 @@ def build(spec: DecoderSpec) -> Graph:
     for index in range(len(spec.layers)):
         x = _layer(builder, x, index)
     x = builder.norm(x, HIDDEN, "norm")
-    x = builder.add("/select", (x,), Select())
+    x = builder.add(SELECTED, (x,), Select())
     head = embedding if spec.tied_head else Weight("head", shape, "head")
     x = builder.add("/head" if spec.logit_softcap else LOGITS, (x,), Linear(head))
     if spec.logit_softcap:

@@ -230,6 +230,8 @@ def test_a_manifest_that_is_none(content: bytes, bundle: Path) -> None:
         (lambda data: data.update(toolchain={"onnx": None}), "toolchain must be a table"),
         (lambda data: data["tokenizer"].update(eos=[260]), "outside the vocabulary"),
         (lambda data: data["tokenizer"].update(eos=[True]), "outside the vocabulary"),
+        (lambda data: data["tokenizer"].update(eos="2"), "'2' is no list"),
+        (lambda data: data["tokenizer"].update(eos_found={"2": "ab"}), "'ab' is no list"),
         (lambda data: data["tokenizer"].update(bos=-1), "outside the vocabulary"),
         (lambda data: data["tokenizer"].update(add_bos="no"), "add_bos must be"),
         (lambda data: data["tokenizer"].update(special=["a"]), "special must be a table"),

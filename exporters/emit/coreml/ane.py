@@ -122,7 +122,7 @@ def _norm(build: _Builder, op: Op[Norm]) -> None:
 
 def _linear(build: _Builder, op: Op[Linear]) -> None:
     x, rows = build.scope.take(op.inputs[0], "float16"), op.attrs.weight.shape[0]
-    if rows != build.spec.vocab_size or op.inputs[0] != "/select":
+    if rows != build.spec.vocab_size or op.inputs[0] != graphs.SELECTED:
         build.scope.set(op.output, build.product(x, op.attrs.weight, op.attrs.bias, op.output, (0, rows)))
         return
     parts = coreml_ane_interface.parts(build.spec)

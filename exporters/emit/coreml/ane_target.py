@@ -11,7 +11,7 @@ from edge.bundle import GraphInfo
 from edge.contents import Artefact
 from edge.coreml_ane_interface import MODEL, PACKAGE
 from edge.errors import UnsupportedError
-from edge.graph import Graph
+from edge.graph import SELECTED, Graph
 from edge.ops import Linear
 from exporters.emit.coreml import coreml_target, limits
 from exporters.emit.coreml import toolkit as coremltools
@@ -36,7 +36,7 @@ def _too_wide(graph: Graph) -> str:
     """Matrices of layers with more outputs than one product may have; the head is cut."""
     most = coreml_ane_interface.VOCABULARY
     for op in graph.ops:
-        if isinstance(op.attrs, Linear) and graph.widths[op.output] > most and op.inputs != ("/select",):
+        if isinstance(op.attrs, Linear) and graph.widths[op.output] > most and op.inputs != (SELECTED,):
             return f"{op.output} has {graph.widths[op.output]} channels, and the Neural Engine takes {most}"
     return ""
 
