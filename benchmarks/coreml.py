@@ -95,7 +95,7 @@ def _real(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Bun
 def _seeded(family: str, scratch: Path) -> Bundle:
     tiny = importlib.import_module("tests.exporters.tiny")
     source = getattr(tiny, f"tiny_{family}")(scratch / family)
-    return edge.export(source, scratch / f"{family}.dsedge", targets=("coreml",), contexts=(128,))
+    return edge.export(source, scratch / f"{family}-seeded.dsedge", targets=("coreml",), contexts=(128,))
 
 
 def _parity_row(name: str, bundle: Bundle, tokens: Greedy | None) -> Row:
