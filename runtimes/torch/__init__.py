@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge import texts
 from edge.bundle import Bundle
 from edge.errors import DeviceError
 from edge.kv import KvLayout
@@ -52,7 +53,7 @@ def support() -> Support:
 def _version(package: Path) -> tuple[int, ...]:
     """Of an installed PyTorch, from the file that says it: importing it takes seconds. Empty where there is none."""
     try:
-        text = (package / "version.py").read_text(encoding="utf-8")
+        text = texts.read(package / "version.py")
     except (OSError, ValueError):
         return ()
     found = re.search(r"^__version__ = '(\d+)\.(\d+)\.(\d+)", text, re.MULTILINE)

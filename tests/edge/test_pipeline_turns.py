@@ -107,7 +107,7 @@ def test_a_pipeline_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, mo
 
     monkeypatch.setattr(ScriptedRuntime, "close", record)
     bundle = write_bundle(tmp_path / "x.dsedge", ["a"], context=128)
-    with pytest.raises(OptionError, match="sinks are kept only by the sliding policy"):
+    with pytest.raises(OptionError, match="sinks are kept by the policy sliding or evict, not by error"):
         Pipeline(bundle, RuntimeOptions(runtime="scripted", sinks=2))
     assert closed == []
     with monkeypatch.context() as small:
