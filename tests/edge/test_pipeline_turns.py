@@ -117,7 +117,7 @@ def test_a_pipeline_that_cannot_be_opened_leaves_nothing_open(tmp_path: Path, mo
     assert len(closed) == 1
     with pytest.raises(OptionError, match="a context of 129 was asked for and the model was trained for 128"):
         Pipeline(bundle, RuntimeOptions(runtime="scripted", context=129))
-    with pytest.raises(OptionError, match=r"unknown runtime .nope.; known are auto, native, onnx, coreml"):
+    with pytest.raises(OptionError, match=r"unknown runtime .nope.; known are auto, native, onnx, torch, coreml"):
         Pipeline(bundle, RuntimeOptions(runtime="nope"))
 
 
