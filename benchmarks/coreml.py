@@ -131,7 +131,8 @@ def _package_logits(bundle: Bundle, ids: list[int]) -> np.ndarray[Any, Any]:
 
 def _export_row(name: str, bundle: Bundle) -> Row:
     """Write the package again in a process of its own, and read it back in another."""
-    shutil.rmtree(bundle.path / "coreml")
+    if (bundle.path / PACKAGE).exists():
+        shutil.rmtree(bundle.path / PACKAGE)
     written, read = (_run(bundle, step) for step in ("write", "check"))
     package = sum(file.stat().st_size for file in (bundle.path / PACKAGE).rglob("*") if file.is_file())
     largest = max(bundle.weights.size(weight.name) for weight in bundle.graph.weights)
