@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -45,6 +45,11 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in recipe.named() if name.startswith(incomplete)]
 
 
+def _one_of(values: Sequence[str], told: str) -> Any:
+    """An option that takes one of these, which its help lists and the shell completes."""
+    return typer.Option(metavar="|".join(values), help=told, autocompletion=among(values))
+
+
 RuntimeOption = Annotated[
     str,
     typer.Option(
@@ -60,41 +65,24 @@ BundleArgument = Annotated[
 ]
 
 KvDtypeOption = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(get_args(KvDtype)),
-        help="How keys and values are kept; int8 takes half the memory of float16.",
-        autocompletion=among(get_args(KvDtype)),
-    ),
+    str, _one_of(get_args(KvDtype), "How keys and values are kept; int8 takes half the memory of float16.")
 ]
 
 DeviceOption = Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")]
 
-ComputeOption = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(get_args(Compute)),
-        help="What the torch backend computes products in.",
-        autocompletion=among(get_args(Compute)),
-    ),
-]
+ComputeOption = Annotated[str, _one_of(get_args(Compute), "What the torch backend computes products in.")]
 
 WeightsOption = Annotated[
     str,
-    typer.Option(
-        metavar="|".join(get_args(WeightForm)),
-        help="float16: the torch backend dequantizes all weights once, into four times the memory of int4.",
-        autocompletion=among(get_args(WeightForm)),
+    _one_of(
+        get_args(WeightForm),
+        "float16: the torch backend dequantizes all weights once, into four times the memory of int4.",
     ),
 ]
 
 KvOption = Annotated[
     str,
-    typer.Option(
-        metavar="|".join(get_args(KvPlace)),
-        help="Where the torch backend keeps keys and values; host: for models that fill the device.",
-        autocompletion=among(get_args(KvPlace)),
-    ),
+    _one_of(get_args(KvPlace), "Where the torch backend keeps keys and values; host: for models that fill the device."),
 ]
 
 
