@@ -135,7 +135,9 @@ class Pipeline:
         head, left_out = self._head(messages, ids, encode), 0
         if policy.turns:
             context = self.runtime.layout.context
-            left_out = turns.dropped(messages, lambda some: len(encode(some)), context=context, head=head)
+            left_out = turns.dropped(
+                messages, lambda some: len(encode(some)), context=context, total=len(ids), head=head
+            )
         if left_out:
             starts = turns.begins(messages)
             ids = encode([*messages[: starts[0]], *messages[starts[left_out] :]])

@@ -18,15 +18,17 @@ def begins(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
-def dropped(messages: Sequence[Message], count: Callable[[Sequence[Message]], int], *, context: int, head: int) -> int:
+def dropped(
+    messages: Sequence[Message], count: Callable[[Sequence[Message]], int], *, context: int, total: int, head: int
+) -> int:
     """How many turns are to go so that the others leave a quarter of the context to the answer.
 
-    `count` says how many tokens messages have, `head` how many of these stand before the first turn. Turns go until
-    they have a multiple of half the context: so what is sent begins alike for many turns, and is computed once. That
-    is a rule of the messages alone, whoever asked for earlier answers, and when.
+    `count` says how many tokens some messages have; all have `total`, of which `head` stand before the first turn. Turns
+    go until they have a multiple of half the context: so what is sent begins alike for many turns, and is computed
+    once. That is a rule of the messages alone, whoever asked for earlier answers, and when.
     """
     starts = begins(messages)
-    over = count(messages) + context // 4 - context
+    over = total + context // 4 - context
     if over <= 0 or len(starts) < 2:
         return 0
     half = max(1, context // 2)

@@ -40,13 +40,15 @@ def count(messages: list[Message]) -> int:
     ],
 )
 def test_turns_go_by_halves_of_the_context(sizes: tuple[int, ...], gone: int) -> None:
-    assert turns.dropped(talk(*sizes), count, context=100, head=10) == gone
+    messages = talk(*sizes)
+    assert turns.dropped(messages, count, context=100, total=count(messages), head=10) == gone
 
 
 def test_what_is_sent_begins_alike_for_many_turns() -> None:
     """In forty turns of ten tokens the beginning changes as often as half the context goes by, and no more."""
     sizes = [10] * 40
-    cuts = [turns.dropped(talk(*sizes[:n]), count, context=100, head=10) for n in range(1, 41)]
+    talks = [talk(*sizes[:n]) for n in range(1, 41)]
+    cuts = [turns.dropped(some, count, context=100, total=count(some), head=10) for some in talks]
     assert cuts == sorted(cuts)
     assert sorted(set(cuts)) == [0, 5, 10, 15, 20, 25, 30, 35]
     assert all(count(talk(*sizes[cut:n])) <= 75 for n, cut in enumerate(cuts, 1))
