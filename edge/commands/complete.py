@@ -45,7 +45,7 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in recipe.named() if name.startswith(incomplete)]
 
 
-def _one_of(values: Sequence[str], told: str) -> Any:
+def one_of(values: Sequence[str], told: str) -> Any:
     """An option that takes one of these, which its help lists and the shell completes."""
     return typer.Option(metavar="|".join(values), help=told, autocompletion=among(values))
 
@@ -65,16 +65,16 @@ BundleArgument = Annotated[
 ]
 
 KvDtypeOption = Annotated[
-    str, _one_of(get_args(KvDtype), "How keys and values are kept; int8 takes half the memory of float16.")
+    str, one_of(get_args(KvDtype), "How keys and values are kept; int8 takes half the memory of float16.")
 ]
 
 DeviceOption = Annotated[str, typer.Option(metavar="NAME", help="Device of the backend; see `dsedge doctor`.")]
 
-ComputeOption = Annotated[str, _one_of(get_args(Compute), "What the torch backend computes products in.")]
+ComputeOption = Annotated[str, one_of(get_args(Compute), "What the torch backend computes products in.")]
 
 WeightsOption = Annotated[
     str,
-    _one_of(
+    one_of(
         get_args(WeightForm),
         "float16: the torch backend dequantizes all weights once, into four times the memory of int4.",
     ),
@@ -82,7 +82,7 @@ WeightsOption = Annotated[
 
 KvOption = Annotated[
     str,
-    _one_of(get_args(KvPlace), "Where the torch backend keeps keys and values; host: for models that fill the device."),
+    one_of(get_args(KvPlace), "Where the torch backend keeps keys and values; host: for models that fill the device."),
 ]
 
 

@@ -22,6 +22,7 @@ from edge.commands.complete import (
     WeightsOption,
     all_names,
     among,
+    one_of,
 )
 from edge.errors import OptionError, PromptTooLongError
 from edge.kv import KvDtype
@@ -123,12 +124,11 @@ class Run:
     ] = None
     policy: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(POLICIES),
-            help="When the context is full: "
+        one_of(
+            [*POLICIES],
+            "When the context is full: "
             + "; ".join(f"{name}: {policy.summary}" for name, policy in POLICIES.items())
             + ". [default: error; a chat drops its oldest turns]",
-            autocompletion=among([*POLICIES]),
         ),
     ] = None
     sinks: Annotated[
