@@ -23,9 +23,10 @@ def dropped(
 ) -> int:
     """How many turns are to go so that the others leave a quarter of the context to the answer.
 
-    `count` says how many tokens some messages have; all have `total`, of which `head` stand before the first turn. Turns
-    go until they have a multiple of half the context: so what is sent begins alike for many turns, and is computed
-    once. That is a rule of the messages alone, whoever asked for earlier answers, and when.
+    `count` says how many tokens some messages have; all have `total`, of which `head` stand before the first turn.
+
+    Turns go until they have a multiple of half the context: so what is sent begins alike for many turns, and is
+    computed once. That is a rule of the messages alone, whoever asked for earlier answers, and when.
     """
     starts = begins(messages)
     over = total + context // 4 - context
